@@ -1,0 +1,85 @@
+# Everything a developer and .ci/run do. Each target does its own set-up and can be repeated.
+# It needs make, pip and Python 3.11 or newer; no server, key or Docker.
+
+PYTHON ?= python3
+SEEDS ?= 300
+DEMO_OUT ?= demo-out
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test simulate lint fmt docs constraints clean check-python
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  PYTHON=python3.12 chooses another interpreter (now: $(PYTHON))"
+
+setup: $(STAMP) ## make .venv and install the project and its tools into it
+
+# setuptools goes first and the isolated build is switched off, so that the build obeys constraints.txt too.
+$(STAMP): pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory check-python
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: .venv holds a Python that is broken or older than 3.11. Run: make clean setup" >&2; exit 1; }
+	@echo "setup: installing into .venv (a minute or two the first time)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade -c constraints.txt pip setuptools
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
+	  --no-build-isolation --group dev -e .
+	@touch $@
+
+check-python:
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "error: $(PYTHON) is not there. Install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3" >&2; \
+	  exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $(PYTHON) is $$("$(PYTHON)" --version 2>&1); 3.11 or newer is needed. Name another: make setup PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+	  exit 1; }
+
+demo: setup ## run the recorded conversations through the embedded fleet; goes on where it was if killed
+	$(BIN)/toolfleet demo --out $(DEMO_OUT) $(DEMO_ARGS)
+
+test: setup ## every test that is not in the opt-in long suite (pytest -m slow)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+simulate: setup ## run SEEDS=n seeds of the simulation (now: 300)
+	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)
+
+lint: setup ## format, lint, types, import rules, generated docs
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	@if ls tests/typing/*.py >/dev/null 2>&1; then echo "$(BIN)/mypy tests/typing"; $(BIN)/mypy tests/typing; fi
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python docs/generate.py --check
+
+fmt: setup ## format, and fix what the linter can fix
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: setup ## write the generated pages of docs/ again
+	$(BIN)/python docs/generate.py
+
+# In a fresh environment, so that nothing installed by hand gets in; .venv follows at the next make setup.
+constraints: check-python ## find the newest versions allowed by pyproject.toml and pin them
+	rm -rf build/constraints
+	"$(PYTHON)" -m venv build/constraints
+	build/constraints/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip setuptools
+	build/constraints/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --group dev -e .
+	{ sed -n '/^#/p' constraints.txt; \
+	  build/constraints/bin/python -m pip list --format=freeze --disable-pip-version-check --exclude toolfleet; \
+	} > build/constraints.new
+	mv build/constraints.new constraints.txt
+	rm -rf build/constraints
+
+clean: ## remove .venv, caches, builds and the demo's output
+	rm -rf .venv build dist toolfleet.egg-info $(DEMO_OUT)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

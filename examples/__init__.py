@@ -1,0 +1,2 @@
+if __name__ == "examples":
+    raise ImportError("import toolfleet.examples instead of examples")

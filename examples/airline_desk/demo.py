@@ -1,0 +1,355 @@
+"""The demo: recorded conversations and fan-out cases through the whole loop, checked result by result.
+
+    submit ─► decide ─► exec ─► results ─► merge ─► decide … for every user message of every conversation
+
+A conversation is a chain of runs, one for each thing the user says. Every run has an idempotency key made of the
+conversation's id and its place, so a demo that was killed and is started again with the same folder goes on where it
+was. Everything reported is read from stored rows and from the desk's own database, never from what a process
+remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+from toolfleet.client import Client, RunRequest, RunResult
+from toolfleet.examples.airline_desk import desk
+from toolfleet.examples.airline_desk.database import state_diff
+from toolfleet.examples.airline_desk.difference import same_json
+from toolfleet.examples.airline_desk.fanout import FanoutCase, build_fanout_cases
+from toolfleet.examples.airline_desk.initial import system_policy
+from toolfleet.examples.airline_desk.model_server import MODEL, ScriptedModelServer, served_in_thread
+from toolfleet.examples.airline_desk.recordings import Recording, load_recordings
+from toolfleet.examples.airline_desk.scripts import END_TEXT, result_problem
+from toolfleet.fleet import Fleet
+from toolfleet.schemas.conversation import MergeItem
+from toolfleet.schemas.errors import InputError
+from toolfleet.schemas.ids import RunId
+from toolfleet.schemas.limits import Limits
+from toolfleet.schemas.outcomes import Lane
+
+AGENT = "airline_desk"
+CONVERSATIONS_AT_ONCE = 24
+DESK_LIMITS = Limits(turns_max=20, calls_max=64)
+FANOUT_LIMITS = Limits(turns_max=4)
+
+
+@dataclass(slots=True)
+class Told:
+    """What one conversation came to; holds nothing that differs between two runs of the demo."""
+
+    id: str
+    completed: bool
+    runs: list[dict[str, Any]]
+    model_calls: int = 0
+    tool_calls: int = 0
+    merges: int = 0
+    ends: int = 0
+    result_mismatches: list[str] = field(default_factory=list)
+    state_matches: bool | None = None
+
+
+def run_demo(
+    *,
+    out: Path,
+    conversations: Path | None = None,
+    seed: int = 0,
+    database: str | None = None,
+    broker: str | None = None,
+    base_url: str | None = None,
+    model: str | None = None,
+) -> int:
+    """Run the demo in folder `out`; 0 when everything was as recorded, else 1.
+
+    Writes results.jsonl (a line per conversation, input order) and summary.json. With `base_url` another model than
+    the scripted one answers, and what it says is not compared. Raises InputError for a folder of another demo.
+    """
+    recordings = load_recordings(conversations)
+    out.mkdir(parents=True, exist_ok=True)
+    _same_demo(out, recordings, seed, base_url)
+    console = Console()
+    with ExitStack() as stack:
+        url = base_url
+        if url is None:
+            url = stack.enter_context(
+                served_in_thread(ScriptedModelServer(conversations=conversations, seed=seed))
+            )
+        fleet, cases = build_fleet(
+            database=database or f"sqlite:///{out / 'fleet.db'}",
+            broker=broker,
+            url=url,
+            model=model,
+            seed=seed,
+        )
+        console.print(
+            f"{len(recordings)} recorded conversations and {len(cases)} fan-out cases; results in {out}\n"
+            f'approvals="off": tools above tier medium ({", ".join(_gated(fleet))}) run here without asking anybody'
+        )
+        demo = Demo(fleet, recordings, cases, out, compare=base_url is None)
+        summary = asyncio.run(demo.run(console))
+    console.print_json(json.dumps(summary))
+    good = summary["completed"] == summary["conversations"] and not summary["state_mismatches"]
+    good = good and not summary["result_mismatches"] and summary["fanout"]["completed"] == len(cases)
+    return 0 if good else 1
+
+
+def build_fleet(
+    *, database: str, broker: str | None, url: str, model: str | None, seed: int
+) -> tuple[Fleet, list[FanoutCase]]:
+    """The fleet of the demo: the desk with its 14 tools, and one agent for each fan-out case."""
+    fleet = Fleet(
+        database, broker=broker, approvals="off", model=OpenAIChatClient(base_url=url, api_key="not-needed")
+    )
+    fleet.agent(
+        AGENT,
+        model=model or MODEL,
+        instructions=system_policy(),
+        tools=desk.TOOLS,
+        limits=DESK_LIMITS,
+        lane=Lane.BATCH,
+    )
+    cases = build_fanout_cases(seed)
+    for number, case in enumerate(cases):
+        fleet.agent(
+            fanout_agent(number),
+            model=model or MODEL,
+            tools=case.tool_functions,
+            limits=FANOUT_LIMITS,
+            lane=Lane.INTERACTIVE,
+        )
+    return fleet, cases
+
+
+def fanout_agent(number: int) -> str:
+    return f"fanout-{number:02d}"
+
+
+class Demo:
+    """Drives the conversations, some at a time, and checks what came of them."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        recordings: tuple[Recording, ...],
+        cases: list[FanoutCase],
+        out: Path,
+        *,
+        compare: bool,
+    ) -> None:
+        self._fleet = fleet
+        self._recordings = recordings
+        self._cases = cases
+        self._out = out
+        self._desk_db = out / "desk.db"
+        self._compare = compare
+        self._client: Client
+
+    async def run(self, console: Console) -> dict[str, Any]:
+        await self._fleet.start_async()
+        self._client = self._fleet.client()
+        try:
+            started = time.monotonic()
+            with _progress(console, len(self._recordings), len(self._cases)) as advance:
+                told = await self._conversations(lambda: advance("conversations"))
+                seconds = time.monotonic() - started
+                fanned = await self._fanout(lambda: advance("fan-out cases"))
+        finally:
+            dropped = self._fleet.duplicates_dropped
+            await self._fleet.stop_async()
+        return self._write(told, fanned, seconds, dropped)
+
+    async def _conversations(self, advance: Callable[[], None]) -> list[Told]:
+        places = asyncio.Semaphore(CONVERSATIONS_AT_ONCE)
+
+        async def one(recording: Recording) -> Told:
+            async with places:
+                told = await self._tell(recording)
+            advance()
+            return told
+
+        return list(await asyncio.gather(*(one(recording) for recording in self._recordings)))
+
+    async def _tell(self, recording: Recording) -> Told:
+        told = Told(recording.id, completed=True, runs=[])
+        previous: str | None = None
+        recorded = [str(m["content"]) for m in recording.messages if m["role"] == "tool"]
+        for run in recording.runs:
+            (run_id,) = await self._client.submit(
+                [
+                    RunRequest(
+                        AGENT,
+                        run.user_text,
+                        previous_run_id=previous,
+                        idempotency_key=f"demo/{recording.id}/{run.index}",
+                        context={"conversation": recording.id, "desk_db": str(self._desk_db.resolve())},
+                        metadata={"user": recording.id},
+                    )
+                ]
+            )
+            result = await self._client.wait(run_id)
+            await self._note(told, run_id, result, recorded)
+            if not result.ok:
+                break
+            previous = run_id
+        if self._compare:
+            if told.completed and recorded:
+                told.result_mismatches.append(f"{len(recorded)} recorded result(s) never came")
+            found = await asyncio.to_thread(state_diff, self._desk_db, recording.id)
+            told.state_matches = same_json(found, list(recording.expected_diff))
+        return told
+
+    async def _note(self, told: Told, run_id: str, result: RunResult, recorded: list[str]) -> None:
+        """Book one run, and take from `recorded` the results it had, comparing them."""
+        merges = await self._merges(run_id)
+        calls = []
+        for merge in merges:
+            for one in merge.results:
+                calls.append({"outcome": one.outcome.value, "result": json.loads(one.content)})
+                if self._compare:
+                    wanted = recorded.pop(0) if recorded else None
+                    problem = (
+                        "not recorded" if wanted is None else result_problem({"content": one.content}, wanted)
+                    )
+                    if problem is not None:
+                        told.result_mismatches.append(
+                            f"run {len(told.runs)}, call {len(calls) - 1}: {problem}"
+                        )
+        told.runs.append(
+            {"status": result.status.value, "reason": result.reason, "output": result.output, "calls": calls}
+        )
+        told.completed = told.completed and result.ok
+        told.model_calls += result.model_calls
+        told.tool_calls += result.tool_calls
+        told.merges += len(merges)
+        told.ends += result.output == END_TEXT
+
+    async def _merges(self, run_id: str) -> list[MergeItem]:
+        return [
+            s.item for s in await self._client.store.items(RunId(run_id)) if isinstance(s.item, MergeItem)
+        ]
+
+    async def _fanout(
+        self, advance: Callable[[], None]
+    ) -> list[tuple[FanoutCase, RunResult, list[MergeItem]]]:
+        requests = [
+            RunRequest(fanout_agent(number), case.user_text, idempotency_key=f"demo/fanout/{case.id}")
+            for number, case in enumerate(self._cases)
+        ]
+        run_ids = await self._client.submit(requests)
+
+        async def one(case: FanoutCase, run_id: str) -> tuple[FanoutCase, RunResult, list[MergeItem]]:
+            result = await self._client.wait(run_id)
+            advance()
+            return case, result, await self._merges(run_id)
+
+        return list(await asyncio.gather(*map(one, self._cases, run_ids)))
+
+    def _write(
+        self,
+        told: list[Told],
+        fanned: list[tuple[FanoutCase, RunResult, list[MergeItem]]],
+        seconds: float,
+        dropped: int,
+    ) -> dict[str, Any]:
+        histogram = Counter(str(len(merge.results)) for _, _, merges in fanned for merge in merges)
+        summary = {
+            "conversations": len(told),
+            "completed": sum(one.completed for one in told),
+            "runs": sum(len(one.runs) for one in told),
+            "model_calls": sum(one.model_calls for one in told),
+            "ends_of_recording": sum(one.ends for one in told),
+            "tool_calls": sum(one.tool_calls for one in told),
+            "merges": sum(one.merges for one in told),
+            "result_mismatches": sum(len(one.result_mismatches) for one in told),
+            "state_mismatches": sum(one.state_matches is False for one in told),
+            "duplicates_dropped": dropped,
+            "seconds": round(seconds, 3),
+            "fanout": {
+                "cases": len(fanned),
+                "completed": sum(_fanned_out(case, result, merges) for case, result, merges in fanned),
+                "calls": sum(result.tool_calls for _, result, _ in fanned),
+                "merges": sum(len(merges) for _, _, merges in fanned),
+                "histogram": dict(sorted(histogram.items(), key=lambda entry: int(entry[0]))),
+            },
+        }
+        lines = (json.dumps(asdict(one), ensure_ascii=False) for one in told)
+        _replace(self._out / "results.jsonl", "".join(f"{line}\n" for line in lines))
+        _replace(self._out / "summary.json", json.dumps(summary, indent=1) + "\n")
+        return summary
+
+
+def _fanned_out(case: FanoutCase, result: RunResult, merges: list[MergeItem]) -> bool:
+    """Completed, with one merge that holds every expected result in call order."""
+    if not result.ok or len(merges) != 1:
+        return False
+    data = [json.loads(one.content).get("data") for one in merges[0].results]
+    return same_json(data, list(case.results_expected))
+
+
+def _gated(fleet: Fleet) -> list[str]:
+    return sorted(
+        n for n, tool in fleet.registry.tools.items() if tool.spec.tier.value in ("high", "irreversible")
+    )
+
+
+def _same_demo(out: Path, recordings: tuple[Recording, ...], seed: int, base_url: str | None) -> None:
+    """A folder holds one demo: its input is written down before anything runs, and compared at every start."""
+    digest = hashlib.sha256(json.dumps([[r.id, list(r.messages)] for r in recordings]).encode()).hexdigest()
+    mine = {"conversations_sha256": digest, "seed": seed, "scripted": base_url is None}
+    path = out / "demo.json"
+    if not path.exists():
+        _replace(path, json.dumps(mine, indent=1) + "\n")
+        return
+    try:
+        theirs: Mapping[str, Any] = json.loads(path.read_text())
+    except ValueError:
+        theirs = {}
+    if theirs != mine:
+        raise InputError(
+            f"{out} holds a demo of other conversations, another seed or another model",
+            hint="Give another --out, or remove that folder.",
+        )
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+@contextmanager
+def _progress(console: Console, conversations: int, cases: int) -> Iterator[Callable[[str], None]]:
+    columns = (
+        TextColumn("{task.description:>14}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        tasks = {
+            "conversations": progress.add_task("conversations", total=conversations),
+            "fan-out cases": progress.add_task("fan-out cases", total=cases),
+        }
+        yield lambda name: progress.advance(tasks[name])

@@ -1,0 +1,200 @@
+"""The exception tree. Outcomes are values; an exception is a bug, bad input or broken infrastructure.
+
+    ToolfleetError
+    ├── InputError                 what the caller handed in cannot be accepted; nothing was stored
+    │   ├── UnknownAgent           ├── UnknownTool          ├── UnknownRun
+    │   ├── InvalidDefinition      ├── RunNotFinished       ├── IdempotencyConflict
+    │   ├── UnknownDead            └── TooLarge
+    ├── MessageRefused             a queue message that cannot be trusted or read: to dead
+    │   ├── MalformedMessage       ├── UnsignedMessage      ├── AlteredMessage
+    │   ├── OversizedMessage       └── NewerMessage         held, then dead
+    ├── StoreError
+    │   ├── NotMigrated            ├── NewerSchema          └── StoreUnavailable
+    ├── BrokerUnavailable
+    ├── ModelError                 carries a ModelFault
+    ├── FleetBusy                  another process holds this folder's fleet
+    ├── UnsafeSettings             refused at start, with the reason
+    └── ToolError                  what a tool raises to say how it failed
+        ├── BusinessError          ├── PermissionDenied
+        └── Retryable
+
+Messages say what, which one, and what to do now. No payloads and no secrets in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolfleet.schemas.model import ModelFault
+
+
+class ToolfleetError(Exception):
+    """Root of all errors of ours. `hint` says what to do now; `code` is for programs."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, hint: str = "", **fields: Any) -> None:
+        super().__init__(message if not hint else f"{message}\n{hint}")
+        self.message = message
+        self.hint = hint
+        self.fields = fields
+
+
+class InputError(ToolfleetError):
+    code = "invalid_input"
+
+
+class UnknownAgent(InputError):
+    code = "unknown_agent"
+
+
+class UnknownTool(InputError):
+    code = "unknown_tool"
+
+
+class UnknownRun(InputError):
+    code = "unknown_run"
+
+
+class UnknownDead(InputError):
+    code = "unknown_dead_letter"
+
+
+class InvalidDefinition(InputError):
+    code = "invalid_definition"
+
+
+class RunNotFinished(InputError):
+    code = "run_not_finished"
+
+
+class IdempotencyConflict(InputError):
+    code = "idempotency_conflict"
+
+
+class TooLarge(InputError):
+    code = "too_large"
+
+
+class MessageRefused(ToolfleetError):
+    """`reason` is stored with the dead letter."""
+
+    code = "message_refused"
+
+
+class MalformedMessage(MessageRefused):
+    code = "malformed_message"
+
+
+class UnsignedMessage(MessageRefused):
+    code = "unsigned_message"
+
+
+class AlteredMessage(MessageRefused):
+    """The signature does not fit body and queue: altered, or moved from another queue."""
+
+    code = "altered_message"
+
+
+class OversizedMessage(MessageRefused):
+    code = "oversized_message"
+
+
+class NewerMessage(MessageRefused):
+    """Signed by us, of a version this process cannot read. `published_at` tells how long it has been held."""
+
+    code = "newer_message"
+
+    def __init__(self, message: str, *, published_at: float, hint: str = "", **fields: Any) -> None:
+        super().__init__(message, hint=hint, **fields)
+        self.published_at = published_at
+
+
+class StoreError(ToolfleetError):
+    code = "store_error"
+
+
+class NotMigrated(StoreError):
+    code = "not_migrated"
+
+
+class NewerSchema(StoreError):
+    code = "newer_schema"
+
+
+class StoreUnavailable(StoreError):
+    code = "store_unavailable"
+
+
+class BrokerUnavailable(ToolfleetError):
+    code = "broker_unavailable"
+
+
+class FleetBusy(ToolfleetError):
+    code = "fleet_busy"
+
+
+class UnsafeSettings(ToolfleetError):
+    code = "unsafe_settings"
+
+
+class ModelError(ToolfleetError):
+    code = "model_error"
+
+    def __init__(self, fault: ModelFault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class ToolError(ToolfleetError):
+    """Raised by tools. Its message is shown to the model as it stands."""
+
+    code = "tool_error"
+
+    def to_fields(self) -> dict[str, Any]:
+        """What travels from a child process with the exception (JSON)."""
+        return dict(self.fields)
+
+
+class BusinessError(ToolError):
+    """A rule, a missing thing or a conflict: final for this call, and the model may tell the user.
+
+    `reason_code` is for programs, `suggested_action` and `user_action_required` guide the model.
+    """
+
+    code = "business_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason_code: str = "business_error",
+        suggested_action: str = "",
+        user_action_required: bool = False,
+    ) -> None:
+        super().__init__(
+            message,
+            reason_code=reason_code,
+            suggested_action=suggested_action,
+            user_action_required=user_action_required,
+        )
+
+
+class PermissionDenied(ToolError):
+    """The run's principal may not do this; ends the run unless the tool says `on_denied="tell_model"`."""
+
+    code = "denied"
+
+    def __init__(self, message: str = "not permitted", *, reason_code: str = "permission_denied") -> None:
+        super().__init__(message, reason_code=reason_code)
+
+
+class Retryable(ToolError):
+    """A passing failure (429, 5xx, connection) of a read-only tool; `retry_after_s` is a floor for the next try."""
+
+    code = "retryable"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, reason_code: str = "unavailable"
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, reason_code=reason_code)

@@ -1,0 +1,299 @@
+"""The Protocols the workers need of the world. One contract suite per port, run over every implementation.
+
+Everything here is implemented in `adapters/` and by a fake; workers know only this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.conversation import MergeItem
+from toolfleet.schemas.events import Event
+from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
+from toolfleet.schemas.model import ModelReply, ModelRequest, Usage
+from toolfleet.schemas.records import Step
+from toolfleet.schemas.results import CallResult
+from toolfleet.schemas.run import CallState, NewRun, RunState
+from toolfleet.schemas.tools import ToolContext, ToolSpec
+from toolfleet.schemas.views import (
+    CallView,
+    Conversation,
+    DeadLetter,
+    DueRow,
+    HeldLease,
+    RunEvent,
+    RunView,
+    StepView,
+    StoredItem,
+)
+
+
+class Clock(Protocol):
+    """The only reader of time. `monotonic_s` for durations and deadlines, `now_s` (epoch) for people."""
+
+    def now_s(self) -> float: ...
+
+    def monotonic_s(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Machine(Protocol):
+    """The pure heart, as the store needs it: what follows, and what a merge looks like."""
+
+    def reduce(self, state: RunState | None, event: Event, now_s: float) -> Step: ...
+
+    def merge(self, calls: Sequence[CallState], results: Mapping[str, CallResult]) -> MergeItem: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One event for one run, to be reduced and stored in one transaction."""
+
+    run_id: RunId
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a transition came to.
+
+    `missed` set: nothing was written (R6). `publish`: rows this transition put or made due and that are due now,
+    unleased: to be published after the commit, then `mark_sent`. `now_s` is the time of the database.
+    """
+
+    state: RunState | None
+    before: RunState | None
+    missed: str | None
+    publish: tuple[DueRow, ...]
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SentMark:
+    """A row was published at `at_s`; counts only while its `due_at` is still the same."""
+
+    command_id: CommandId
+    due_at: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a submit came to: the run it made, or the run the idempotency key had made before."""
+
+    run_id: RunId
+    created: bool
+    publish: tuple[DueRow, ...]
+
+
+class RunStore(Protocol):
+    """The truth. Writes of many callers may share one transaction; each caller is answered after the commit."""
+
+    async def submit(self, runs: Sequence[NewRun]) -> list[Submission]:
+        """T1 for each run, one transaction. A known idempotency key (per tenant) answers with its run and writes
+        nothing; with another request_hash it raises IdempotencyConflict. Unknown or unfinished previous run:
+        UnknownRun, RunNotFinished. A batch that has one bad run stores none."""
+        ...
+
+    async def transact(self, transitions: Sequence[Transition]) -> list[Applied]:
+        """Lock, load, reduce, write; one result per transition, in order. An unknown run is a miss. A transition
+        that raises fails alone: its exception is raised here after the others of the call were carried out."""
+        ...
+
+    async def peek_calls(self, command_ids: Sequence[CommandId]) -> list[CallView | None]:
+        """T6 without a lock; None where the row is gone or is no exec row."""
+        ...
+
+    async def conversation(self, run_id: RunId) -> Conversation | None: ...
+
+    async def mark_sent(self, marks: Sequence[SentMark]) -> None:
+        """Returns at once; written with the next group commit (`sent_at`, `sends` + 1)."""
+        ...
+
+    async def renew(self, leases: Sequence[tuple[CommandId, LeaseToken]], lease_s: float) -> set[CommandId]:
+        """T25: extends all in one statement; returns those still held."""
+        ...
+
+    async def due_rows(self, *, limit: int, broker: str) -> list[DueRow]:
+        """T15: rows due, no token, and either unsent for UNSENT_AFTER_S since they became due, or lost (sent longer
+        ago than lost_after_s times min(2^sends, LOST_BACKOFF_MAX)), or sent before that broker's `reset_at`. Oldest due
+        first."""
+        ...
+
+    async def expired_leases(self, *, limit: int) -> list[tuple[RunId, CommandId, LeaseToken]]: ...
+
+    async def held_leases(self, *, limit: int) -> list[HeldLease]:
+        """All leases, expired or not: for a process that takes over a folder whose holder is dead."""
+        ...
+
+    async def overdue_runs(self, *, limit: int) -> list[RunId]:
+        """Runs not terminal whose deadline_at has passed."""
+        ...
+
+    async def broker_marker(self, name: str) -> str:
+        """The database's marker of that broker, made when it is asked for first."""
+        ...
+
+    async def note_broker_reset(self, name: str) -> None:
+        """T18: reset_at = now."""
+        ...
+
+    async def register_agents(self, agents: Sequence[AgentSpec]) -> None: ...
+
+    async def agent(self, name: str, version: str | None = None) -> AgentSpec | None:
+        """The stored definition; without a version the one registered last."""
+        ...
+
+    async def agents(self) -> list[AgentSpec]: ...
+
+    async def run(self, run_id: RunId) -> RunView | None: ...
+
+    async def runs(
+        self, *, limit: int, before: RunId | None = None, status: str | None = None, agent: str | None = None
+    ) -> list[RunView]:
+        """Newest first; `before` is the cursor."""
+        ...
+
+    async def items(self, run_id: RunId) -> list[StoredItem]: ...
+
+    async def results(self, run_id: RunId) -> list[tuple[int, CallResult]]:
+        """(turn, result), in turn and call order."""
+        ...
+
+    async def steps(self, run_id: RunId) -> list[StepView]: ...
+
+    async def usage(self, run_id: RunId) -> list[dict[str, Any]]: ...
+
+    async def events(self, run_id: RunId, *, after: int = 0, limit: int = 1000) -> list[RunEvent]: ...
+
+    async def add_dead(self, letter: DeadLetter) -> None: ...
+
+    async def dead(self, *, limit: int, before: str | None = None) -> list[DeadLetter]: ...
+
+    async def dead_letter(self, dead_id: str) -> DeadLetter | None: ...
+
+    async def discard_dead(self, dead_id: str) -> bool: ...
+
+    async def counts(self) -> dict[str, int]:
+        """For doctor and progress: runs per status, outstanding commands, leases, dead letters."""
+        ...
+
+    async def now(self) -> float: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A signed message for a queue."""
+
+    queue: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message as fetched. `redelivered`: some worker had it before. `handle` belongs to the layer."""
+
+    queue: str
+    body: bytes
+    redelivered: bool
+    handle: Any
+
+
+class MessageLayer(Protocol):
+    """Batch-shaped and small. At least once, any order; what is not settled comes again."""
+
+    name: str
+
+    async def publish(self, messages: Sequence[Outgoing]) -> None:
+        """Returns when the broker has them all; raises BrokerUnavailable where that is not known."""
+        ...
+
+    async def fetch(self, queues: Sequence[str], limit: int, *, wait_s: float) -> list[Delivery]:
+        """Up to `limit` messages of `queues`, earlier queues first; waits up to wait_s for the first one."""
+        ...
+
+    async def settle(self, deliveries: Sequence[Delivery]) -> None:
+        """Done with them, whatever came of it. Settling twice, or one that was taken over, is harmless."""
+        ...
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        """Still working: keeps them from being taken over."""
+        ...
+
+    async def release(self, deliveries: Sequence[Delivery], *, delay_s: float) -> None:
+        """Put back, not before delay_s; does not count as a delivery failure."""
+        ...
+
+    async def marker(self) -> str | None:
+        """The broker's wipe marker; None when it was emptied or is new."""
+        ...
+
+    async def set_marker(self, value: str) -> None: ...
+
+    async def depths(self) -> dict[str, int]:
+        """Messages per queue, those in flight included."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class ModelClient(Protocol):
+    """Speaks to models. Raises ModelError with a ModelFault and nothing else; makes one attempt."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply: ...
+
+    def render(self, request: ModelRequest) -> bytes:
+        """The request body, byte for byte as it would be sent."""
+        ...
+
+    def cost_usd(self, agent: AgentSpec, usage: Usage) -> float: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReturned:
+    """A tool came back. `value_json` is strict JSON; `notes` say what was changed to make it so."""
+
+    value_json: bytes
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFailed:
+    """A tool did not come back with a usable value.
+
+    `kind`: raised | timed_out | died | not_json | too_large | not_loaded. `error_type` is the exception's class
+    name; `code` and `fields` are those of a ToolError; `began` is False only where no line of the tool ran.
+    """
+
+    kind: str
+    message: str
+    seconds: float
+    error_type: str = ""
+    code: str = ""
+    fields: Mapping[str, Any] | None = None
+    began: bool = True
+    detail: str = ""
+
+
+ToolAnswer = ToolReturned | ToolFailed
+
+
+class ToolBackend(Protocol):
+    """Runs one attempt of one call under a hard deadline; never raises for what a tool does."""
+
+    def spec(self, name: str) -> ToolSpec | None: ...
+
+    async def run(
+        self, name: str, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float
+    ) -> ToolAnswer: ...
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,137 @@
+"""What is read from the store without deciding anything: for handlers before they act, and for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolfleet.schemas.commands import CommandRow
+from toolfleet.schemas.conversation import Item
+from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
+from toolfleet.schemas.run import CallState, RunState
+
+
+@dataclass(frozen=True, slots=True)
+class CallView:
+    """A call as an executor reads it before it starts (T6), without a lock."""
+
+    row: CommandRow
+    call: CallState
+    run_id: RunId
+    run_status: str
+    turn: int
+    agent: str
+    agent_version: str
+    tenant: str
+    correlation_id: str
+    context: dict[str, Any]
+    trace: dict[str, str]
+    now_s: float  # the database's time of this reading
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The facts of a run that its state does not need: pinned versions, who asked, when."""
+
+    run_id: RunId
+    agent: str
+    agent_version: str
+    prompt_version: str
+    toolset_version: str
+    tenant: str
+    previous_run_id: RunId | None
+    retry_of: RunId | None
+    correlation_id: str
+    input: str
+    context: dict[str, Any]
+    metadata: dict[str, str]
+    trace: dict[str, str]
+    created_at: float
+    finished_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """All items before the outstanding decision: those of the earlier runs of the chain, then this run's."""
+
+    info: RunInfo
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as a person or a program looks at it."""
+
+    info: RunInfo
+    state: RunState
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """One event of a run; `seq` counts from 1 without gaps."""
+
+    run_id: RunId
+    seq: int
+    type: str
+    at: float
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """One item with its place."""
+
+    seq: int
+    turn: int
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One step row (DESIGN section 11)."""
+
+    turn: int
+    kind: str
+    outcome: str
+    call_id: str | None
+    tool_name: str | None
+    attempt: int
+    at: float
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """What could not be processed, with the reason. `kind`: message (never trusted) or step (given up)."""
+
+    id: str
+    kind: str
+    queue: str
+    reason: str
+    at: float
+    run_id: str | None = None
+    turn: int | None = None
+    call_id: str | None = None
+    body: bytes | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lease somebody holds, with what tells whether its step could have killed its holder."""
+
+    run_id: RunId
+    command_id: CommandId
+    token: LeaseToken
+    owner: str
+    queue: str
+    tool: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DueRow:
+    """A row the keeper publishes, with what its message needs."""
+
+    run_id: RunId
+    row: CommandRow
+    trace: dict[str, str]

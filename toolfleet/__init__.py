@@ -1,0 +1,102 @@
+"""toolfleet: a message-queue fleet of workers that runs tool-calling LLM agents durably.
+
+Public names are loaded when they are used first; `import toolfleet` itself is light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+    from toolfleet.adapters.llm.scripted import Reply, ScriptedModel, call, calls, say
+    from toolfleet.client import CancelAck, RunRequest, RunResult
+    from toolfleet.definitions import Tool, tool
+    from toolfleet.fleet import Fleet, Run
+    from toolfleet.schemas.agents import AgentSpec, ExampleCall, ExampleTurn, Price
+    from toolfleet.schemas.errors import BusinessError, PermissionDenied, Retryable, ToolError, ToolfleetError
+    from toolfleet.schemas.limits import Limits
+    from toolfleet.schemas.outcomes import CallOutcome, Lane, RunStatus, Tier
+    from toolfleet.schemas.tools import ToolContext
+    from toolfleet.settings import Settings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AgentSpec",
+    "BusinessError",
+    "CallOutcome",
+    "CancelAck",
+    "ExampleCall",
+    "ExampleTurn",
+    "Fleet",
+    "Lane",
+    "Limits",
+    "OpenAIChatClient",
+    "PermissionDenied",
+    "Price",
+    "Reply",
+    "Retryable",
+    "Run",
+    "RunRequest",
+    "RunResult",
+    "RunStatus",
+    "ScriptedModel",
+    "Settings",
+    "Tier",
+    "Tool",
+    "ToolContext",
+    "ToolError",
+    "ToolfleetError",
+    "__version__",
+    "call",
+    "calls",
+    "say",
+    "tool",
+]
+
+_HOMES = {
+    "AgentSpec": "schemas.agents",
+    "BusinessError": "schemas.errors",
+    "CallOutcome": "schemas.outcomes",
+    "CancelAck": "client",
+    "ExampleCall": "schemas.agents",
+    "ExampleTurn": "schemas.agents",
+    "Fleet": "fleet",
+    "Lane": "schemas.outcomes",
+    "Limits": "schemas.limits",
+    "OpenAIChatClient": "adapters.llm.openai_chat",
+    "PermissionDenied": "schemas.errors",
+    "Price": "schemas.agents",
+    "Reply": "adapters.llm.scripted",
+    "Retryable": "schemas.errors",
+    "Run": "fleet",
+    "RunRequest": "client",
+    "RunResult": "client",
+    "RunStatus": "schemas.outcomes",
+    "ScriptedModel": "adapters.llm.scripted",
+    "Settings": "settings",
+    "Tier": "schemas.outcomes",
+    "Tool": "definitions",
+    "ToolContext": "schemas.tools",
+    "ToolError": "schemas.errors",
+    "ToolfleetError": "schemas.errors",
+    "call": "adapters.llm.scripted",
+    "calls": "adapters.llm.scripted",
+    "say": "adapters.llm.scripted",
+    "tool": "definitions",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'toolfleet' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"toolfleet.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,313 @@
+"""The caller's side: submit, look, wait, cancel. Needs the database only; no worker has to live in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from toolfleet.definitions import unknown_agent
+from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.conversation import AssistantItem
+from toolfleet.schemas.errors import InputError, RunNotFinished, TooLarge, UnknownRun
+from toolfleet.schemas.events import CancelRequested
+from toolfleet.schemas.ids import RunId, new_run_id
+from toolfleet.schemas.limits import INPUT_BYTES_MAX, Limits
+from toolfleet.schemas.outcomes import CallOutcome, Lane, RunStatus
+from toolfleet.schemas.ports import RunStore, Transition
+from toolfleet.schemas.results import CallResult
+from toolfleet.schemas.run import NewRun
+from toolfleet.schemas.views import DueRow, RunEvent, RunView
+
+POLL_FIRST_S = 0.02
+POLL_MAX_S = 0.5
+FINISHED_EVENT = "run.finished"
+_MAY_HAVE_HAPPENED = (CallOutcome.OK, CallOutcome.NEEDS_HUMAN)  # of a call with an effect
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One request to an agent. `context` is for tools (injected, never shown to the model), `metadata` for you
+    (`metadata["user"]` is sent to the provider as the end user's id)."""
+
+    agent: str
+    input: str
+    previous_run_id: str | None = None
+    idempotency_key: str | None = None
+    context: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits | None = None
+    deadline_s: float | None = None
+    lane: Lane | None = None
+    tenant: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run came to. `results` are those of all its calls, also of a run that was stopped on the way."""
+
+    run_id: str
+    agent: str
+    status: RunStatus
+    reason: str | None
+    output: str | None
+    results: tuple[CallResult, ...]
+    turns: int
+    model_calls: int
+    tool_calls: int
+    corrections: int
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float
+
+    @property
+    def ok(self) -> bool:
+        return self.status is RunStatus.COMPLETED
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAck:
+    """What a cancel came to: nothing new begins from here on; `running` lists effects that have begun already and
+    run to their outcome (call ids)."""
+
+    run_id: str
+    status: RunStatus
+    running: tuple[str, ...]
+
+
+class Client:
+    """Async operations on runs. `publish` hands fresh rows to a broker in this process; without it the keeper does.
+
+    `reserve_usd` says what the first model call of a run may cost.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        *,
+        publish: Callable[[Sequence[DueRow]], Any] | None = None,
+        reserve_usd: Callable[[AgentSpec, int], float] | None = None,
+    ) -> None:
+        self.store = store
+        self._publish = publish
+        self._reserve_usd = reserve_usd
+        self._agents: dict[str, AgentSpec] = {}
+
+    def know(self, agents: Sequence[AgentSpec]) -> None:
+        """Agents declared in this process: submit needs no reading for them."""
+        self._agents.update({agent.name: agent for agent in agents})
+
+    async def submit(self, requests: Sequence[RunRequest]) -> list[str]:
+        """Accept runs, all of them or none; returns their ids in order. Once returned, an id is never lost.
+
+        Raises UnknownAgent, UnknownRun, RunNotFinished, IdempotencyConflict, TooLarge, InputError.
+        """
+        return await self._accepted([await self._new_run(request) for request in requests])
+
+    async def retry(
+        self, run_id: str, *, idempotency_key: str | None = None, repeat_effects: bool = False
+    ) -> str:
+        """Start a run that has ended again, as a new run that names the old one; returns the new id.
+
+        Same agent (as registered last), input, conversation, context, metadata, limits and time allowed. Raises
+        UnknownRun, RunNotFinished, and InputError where an effect of the old run happened or may have happened,
+        unless `repeat_effects`: the new run would do it again.
+        """
+        view = await self.get(run_id)
+        info, state = view.info, view.state
+        if not state.terminal:
+            raise RunNotFinished(
+                f"run {run_id} is {state.status.value}; only a run that has ended can be started again",
+                hint=f"Wait for its end (toolfleet runs show {run_id}) or stop it: toolfleet runs cancel {run_id}",
+            )
+        done = () if repeat_effects else await self._effects_of(view)
+        if done:
+            raise InputError(
+                f"effects of run {run_id} happened or may have happened, and would be repeated: {', '.join(done)}",
+                hint="Look what they did, then submit what is left to do, or say that they may be repeated.",
+                effects=done,
+            )
+        request = RunRequest(
+            info.agent,
+            info.input,
+            previous_run_id=info.previous_run_id,
+            idempotency_key=idempotency_key,
+            context=info.context,
+            metadata=info.metadata,
+            limits=state.limits,
+            deadline_s=None if state.deadline_at is None else state.deadline_at - info.created_at,
+            lane=state.lane,
+            tenant=info.tenant,
+        )
+        new = await self._new_run(request)
+        (new_id,) = await self._accepted(
+            [replace(new, retry_of=info.run_id, correlation_id=info.correlation_id)]
+        )
+        return new_id
+
+    async def _accepted(self, new: Sequence[NewRun]) -> list[str]:
+        submitted = await self.store.submit(new)
+        if self._publish is not None:
+            await self._publish([row for one in submitted for row in one.publish])
+        return [one.run_id for one in submitted]
+
+    async def _effects_of(self, view: RunView) -> tuple[str, ...]:
+        """`tool (outcome)` of each call with an effect that happened or may have. An unknown agent: any call may."""
+        run_id = view.info.run_id
+        agent = await self.store.agent(view.info.agent, view.info.agent_version)
+        names = {
+            call.call_id: call.name
+            for stored in await self.store.items(run_id)
+            if isinstance(stored.item, AssistantItem)
+            for call in stored.item.calls
+        }
+        found = []
+        for _, result in await self.store.results(run_id):
+            name = names.get(result.call_id, "")
+            spec = None if agent is None else agent.tool(name)
+            if result.outcome in _MAY_HAVE_HAPPENED and (spec is None or spec.effect):
+                found.append(f"{name} ({result.outcome.value})")
+        return tuple(found)
+
+    async def get(self, run_id: str) -> RunView:
+        """The run as it is now. Raises UnknownRun."""
+        view = await self.store.run(RunId(run_id))
+        if view is None:
+            raise UnknownRun(
+                f"no run is called {run_id!r}", hint="List them with: toolfleet runs ls", run_id=run_id
+            )
+        return view
+
+    async def result(self, run_id: str) -> RunResult:
+        """What the run has come to so far."""
+        view = await self.get(run_id)
+        results = await self.store.results(RunId(run_id))
+        used = view.state.counters
+        return RunResult(
+            run_id=run_id,
+            agent=view.info.agent,
+            status=view.state.status,
+            reason=view.state.reason,
+            output=view.state.output,
+            results=tuple(result for _, result in results),
+            turns=view.state.turn,
+            model_calls=used.model_calls,
+            tool_calls=used.tool_calls,
+            corrections=used.corrections,
+            input_tokens=used.input_tokens,
+            output_tokens=used.output_tokens,
+            cost_usd=used.cost_usd,
+        )
+
+    async def wait(self, run_id: str, *, timeout_s: float | None = None) -> RunResult:
+        """The result once the run is terminal. Raises TimeoutError after timeout_s; the run goes on."""
+        async with asyncio.timeout(timeout_s):
+            pause = POLL_FIRST_S
+            while not (await self.get(run_id)).state.terminal:
+                await asyncio.sleep(pause)
+                pause = min(POLL_MAX_S, pause * 1.5)
+        return await self.result(run_id)
+
+    async def cancel(self, run_id: str, *, by: str = "") -> CancelAck:
+        """Stop the run. After this returns no effect of it begins. Idempotent; raises UnknownRun."""
+        await self.get(run_id)
+        (applied,) = await self.store.transact([Transition(RunId(run_id), CancelRequested(by))])
+        if self._publish is not None:
+            await self._publish(applied.publish)
+        state = applied.state
+        assert state is not None, "the run was read before"
+        return CancelAck(run_id, state.status, tuple(c.call_id for c in state.open_calls if c.dispatched))
+
+    async def events(self, run_id: str, *, after: int = 0, follow: bool = True) -> AsyncIterator[RunEvent]:
+        """The run's events from `after` on, without gaps; with `follow` until the run has finished."""
+        await self.get(run_id)
+        pause = POLL_FIRST_S
+        while True:
+            fresh = await self.store.events(RunId(run_id), after=after)
+            for event in fresh:
+                yield event
+                after = event.seq
+                if event.type == FINISHED_EVENT:
+                    follow = False
+            if fresh:
+                pause = POLL_FIRST_S
+                continue
+            if not follow:
+                return
+            await asyncio.sleep(pause)
+            pause = min(POLL_MAX_S, pause * 1.5)
+
+    async def _new_run(self, request: RunRequest) -> NewRun:
+        agent = await self._agent(request.agent)
+        _check(request)
+        size = len(request.input.encode())
+        limits = agent.limits if request.limits is None else agent.limits.tightened_by(request.limits)
+        run_id = new_run_id()
+        return NewRun(
+            run_id=run_id,
+            agent=agent.name,
+            agent_version=agent.version,
+            prompt_version=agent.prompt_version,
+            toolset_version=agent.toolset_version,
+            input=request.input,
+            lane=request.lane or agent.lane,
+            limits=limits,
+            tenant=request.tenant,
+            previous_run_id=None if request.previous_run_id is None else RunId(request.previous_run_id),
+            idempotency_key=request.idempotency_key,
+            request_hash=_request_hash(request),
+            correlation_id=run_id,
+            context=dict(request.context),
+            metadata=dict(request.metadata),
+            deadline_s=request.deadline_s,
+            reserve_usd=0.0 if self._reserve_usd is None else self._reserve_usd(agent, size),
+        )
+
+    async def _agent(self, name: str) -> AgentSpec:
+        known = self._agents.get(name) or await self.store.agent(name)
+        if known is None:
+            raise unknown_agent(name, [agent.name for agent in await self.store.agents()])
+        return known
+
+
+def _check(request: RunRequest) -> None:
+    if not isinstance(request.input, str) or not request.input.strip():
+        raise InputError(
+            "the input of a run must be a text that is not empty", hint="Pass what the user said."
+        )
+    size = len(request.input.encode(errors="surrogatepass"))
+    if size > INPUT_BYTES_MAX:
+        raise TooLarge(
+            f"the input has {size} bytes, and at most {INPUT_BYTES_MAX} are accepted",
+            hint="Put large material where a tool can read it, and pass a reference.",
+        )
+    for name, value in (("input", request.input), *request.metadata.items()):
+        if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
+            raise InputError(f"{name} holds a NUL or half a surrogate pair", hint="Pass valid Unicode text.")
+    if request.deadline_s is not None and request.deadline_s <= 0:
+        raise InputError(
+            f"deadline_s={request.deadline_s:g} has passed already", hint="Pass seconds from now."
+        )
+    try:
+        orjson.dumps(dict(request.context))
+    except TypeError as exc:
+        raise InputError(f"context is not JSON: {exc}", hint="Pass JSON values only.") from exc
+
+
+def _request_hash(request: RunRequest) -> str:
+    """Of what is asked: one idempotency key with two different requests is a conflict."""
+    asked = [
+        request.agent,
+        request.input,
+        request.previous_run_id,
+        dict(request.context),
+        dict(request.metadata),
+        None if request.limits is None else request.limits.model_dump(),
+        request.deadline_s,
+        request.lane,
+    ]
+    return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -1,0 +1,51 @@
+"""`toolfleet demo`: recorded conversations through the whole loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolfleet.commands.options import Database
+
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Folder for results; the same one goes on where it was.")
+]
+Conversations = Annotated[
+    Path | None,
+    typer.Option("--conversations", metavar="FILE", help="Other recorded conversations (JSON lines)."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Shuffles the order in which fan-out calls come back.")]
+Broker = Annotated[str | None, typer.Option("--broker", metavar="URL", help="Message layer.")]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option("--base-url", metavar="URL", help="A real model server instead of the scripted one."),
+]
+Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Its model.")]
+
+
+def demo(
+    out: Out,
+    conversations: Conversations = None,
+    seed: Seed = 0,
+    database: Database = None,
+    broker: Broker = None,
+    base_url: BaseUrl = None,
+    model: Model = None,
+) -> None:
+    """Run recorded customer conversations and fan-out cases through the embedded fleet, and check every result."""
+    from toolfleet.commands.logs import configure_logs
+    from toolfleet.examples.airline_desk.demo import run_demo
+
+    configure_logs(level="error")
+    code = run_demo(
+        out=out,
+        conversations=conversations,
+        seed=seed,
+        database=database,
+        broker=broker,
+        base_url=base_url,
+        model=model,
+    )
+    raise typer.Exit(code)

@@ -1,0 +1,26 @@
+"""Log lines of the workers that live in a command: on stderr, where they do not mix with results."""
+
+from __future__ import annotations
+
+import sys
+
+
+def configure_logs(*, level: str) -> None:
+    """structlog to stderr from `level` on; with colours only on a terminal."""
+    import logging
+    import os
+
+    import structlog
+
+    colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer(colors=colours),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )

@@ -1,0 +1,33 @@
+"""Options and arguments that several commands share, so that they are called the same and explained the same."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+App = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        "-A",
+        envvar="TOOLFLEET_APP",
+        metavar="MODULE:FLEET",
+        help="The fleet: myapp:fleet, or path/to/myapp.py:fleet.",
+    ),
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="SQLAlchemy URL of the database. Default: the app's, TOOLFLEET_DATABASE, sqlite:///toolfleet.db.",
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout; errors as JSON on stderr.")
+]
+RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run (toolfleet runs ls).")]
+DeadIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of a dead letter (toolfleet dead ls).")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+PageSize = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")]

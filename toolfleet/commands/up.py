@@ -1,0 +1,87 @@
+"""`toolfleet up`: the embedded fleet in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from toolfleet.commands import exits, options
+from toolfleet.commands.place import Place, locate, shown
+from toolfleet.commands.terminal import note, print_text
+
+if TYPE_CHECKING:
+    from toolfleet.fleet import Fleet
+
+Approvals = Annotated[
+    Literal["required", "off"] | None,
+    typer.Option("--approvals", help="off: tools above tier medium run without asking anybody."),
+]
+
+
+def up(app: options.App = None, database: options.Database = None, approvals: Approvals = None) -> None:
+    """Run the embedded fleet in the foreground; Ctrl-C or SIGTERM drains and stops it, a second one stops at once.
+
+    Migrates an SQLite database by itself, and goes on with everything that is outstanding in it.
+    """
+    from toolfleet.commands.logs import configure_logs
+    from toolfleet.schemas.errors import InputError
+
+    if app is None:
+        raise InputError(
+            "no app was given, so there would be nothing to serve",
+            hint="toolfleet up -A myapp:fleet, or set TOOLFLEET_APP=myapp:fleet.",
+        )
+    configure_logs(level="info")
+    place = locate(app, database, approvals=approvals, needs_fleet=True)
+    raise typer.Exit(asyncio.run(_serve(place)))
+
+
+async def _serve(place: Place) -> int:
+    """Until the first signal; returns the exit code."""
+    fleet = place.fleet
+    assert fleet is not None
+    asked, asked_again = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: (asked_again if asked.is_set() else asked).set())
+    await fleet.start_async()
+    print_text(_served(fleet, place))
+    await asked.wait()
+    note(f"stopping: waiting up to {place.settings.drain_s:g} s for steps in flight; again to stop at once")
+    draining = asyncio.create_task(fleet.stop_async())
+    impatience = asyncio.create_task(asked_again.wait())
+    await asyncio.wait({draining, impatience}, return_when=asyncio.FIRST_COMPLETED)
+    if not draining.done():
+        note("stopped at once; what was in flight goes on at the next start")
+        sys.stdout.flush()
+        # As kill -9, which loses nothing: an orderly end would wait for the threads and steps we just gave up.
+        os._exit(exits.INTERRUPTED)
+    impatience.cancel()
+    await draining  # raises what the drain raised
+    note("stopped")
+    return exits.OK
+
+
+def _served(fleet: Fleet, place: Place) -> str:
+    from toolfleet.app import check_tiers
+
+    registry = fleet.registry
+    gated = check_tiers(registry, place.settings)
+    lines = [
+        f"serving {shown(place.settings.database)} (process {os.getpid()})",
+        *(
+            f"  agent {agent.name}: {agent.model}, {len(agent.tools)} tool(s)"
+            for agent in registry.agents.values()
+        ),
+        *(f"  tool {tool.spec.name}: {tool.spec.tier.value}" for tool in registry.tools.values()),
+    ]
+    if gated:
+        lines.append(f"  approvals are off: {', '.join(gated)} run without asking anybody")
+    if not registry.agents:
+        lines.append("  no agents: nothing can be submitted")
+    return "\n".join([*lines, "ready"])

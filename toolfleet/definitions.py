@@ -1,0 +1,296 @@
+"""How a user declares tools and agents: the `tool` decorator and the registry of a fleet.
+
+From one declaration follow schema, queue, pool, retry and effect rules. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.errors import InvalidDefinition, UnknownAgent
+from toolfleet.schemas.limits import (
+    RESULT_BYTES_STORED,
+    RESULT_BYTES_TO_MODEL,
+    TOOL_ATTEMPTS_MAX,
+    TOOL_TIMEOUT_S,
+    TOOLS_MAX,
+)
+from toolfleet.schemas.outcomes import Tier
+from toolfleet.schemas.tools import Runner, ToolContext, ToolSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Tool(Generic[P, R]):
+    """A declared tool: still callable as the function it was made of, with its contract in `spec`."""
+
+    def __init__(
+        self, function: Callable[P, R], spec: ToolSpec, arguments_model: type[BaseModel] | None
+    ) -> None:
+        self.function = function
+        self.spec = spec
+        self._arguments_model = arguments_model
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.spec.name} ({self.spec.tier.value})>"
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    def invoke(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
+        """Call the function with the model's arguments, turned into the types of its signature.
+
+        `arguments` have passed the tool's schema. Returns what the function returns (a coroutine if it is async).
+        """
+        given = dict(arguments)
+        if self._arguments_model is not None:
+            parsed = self._arguments_model.model_validate(given)
+            given = {name: getattr(parsed, name) for name in parsed.model_fields_set}
+        if self.spec.context_parameter is not None:
+            given[self.spec.context_parameter] = context
+        call: Callable[..., Any] = self.function
+        return call(**given)
+
+    @property
+    def target(self) -> str:
+        """Where a child process finds it: `module:qualname`, or `/path/file.py:qualname` for the main script."""
+        module, qualname = self.function.__module__, self.function.__qualname__
+        if module == "__main__":
+            path = getattr(sys.modules["__main__"], "__file__", None)
+            module = path if path is not None else module
+        return f"{module}:{qualname}"
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+
+
+@overload
+def tool(
+    *,
+    tier: Tier | str = ...,
+    effect: bool = ...,
+    idempotent: bool = ...,
+    repeatable: bool = ...,
+    timeout_s: float = ...,
+    attempts_max: int = ...,
+    name: str | None = ...,
+    description: str | None = ...,
+    parameters: dict[str, Any] | None = ...,
+    runner: Runner | None = ...,
+    result_bytes_to_model: int = ...,
+    result_bytes_stored: int = ...,
+    on_denied: typing.Literal["end_run", "tell_model"] = ...,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+
+
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Declare a function as a tool.
+
+    tier: low (default) | medium | high | irreversible. effect: it changes the world outside (default: read-only).
+    idempotent: it takes `ToolContext.idempotency_key` and does nothing twice under it. repeatable: asking again is
+    meaningful. timeout_s: hard deadline of one attempt, seconds. attempts_max: tries of a read-only tool.
+    parameters: a JSON Schema instead of the one derived from the signature. runner: "loop" (default of `async def`)
+    or "child" (default of plain functions: a process of its own, killed at the deadline). A parameter annotated
+    `ToolContext` is injected and never shown to the model. Raises InvalidDefinition.
+    """
+    if function is not None:
+        return _declare(function, {})
+    return lambda f: _declare(f, options)
+
+
+_OPTIONS: dict[str, Any] = {
+    "tier": Tier.LOW,
+    "effect": False,
+    "idempotent": False,
+    "repeatable": False,
+    "timeout_s": TOOL_TIMEOUT_S,
+    "attempts_max": TOOL_ATTEMPTS_MAX,
+    "name": None,
+    "description": None,
+    "parameters": None,
+    "runner": None,
+    "result_bytes_to_model": RESULT_BYTES_TO_MODEL,
+    "result_bytes_stored": RESULT_BYTES_STORED,
+    "on_denied": "end_run",
+}
+
+
+def _declare(function: Callable[..., Any], options: dict[str, Any]) -> Tool[..., Any]:
+    label = getattr(function, "__qualname__", repr(function))
+    unknown = set(options) - set(_OPTIONS)
+    if unknown:
+        raise InvalidDefinition(
+            f"tool {label!r}: unknown option {min(unknown)!r}",
+            hint=f"Options: {', '.join(sorted(_OPTIONS))}.",
+        )
+    chosen = {**_OPTIONS, **options}
+    hints = _hints(function, label)
+    context_parameter = next((name for name, hint in hints.items() if hint is ToolContext), None)
+    model = None
+    parameters = chosen.pop("parameters")
+    if parameters is None:
+        model = _arguments_model(function, hints, context_parameter, label)
+        parameters = _schema_of(model)
+    is_async = inspect.iscoroutinefunction(function)
+    runner: Runner = chosen.pop("runner") or ("loop" if is_async else "child")
+    if runner == "child" and "<locals>" in function.__qualname__:
+        raise InvalidDefinition(
+            f"tool {label!r} is defined inside a function, so its child process cannot find it",
+            hint='Move it to the top level of a module, make it "async def", or declare runner="loop".',
+        )
+    name = chosen.pop("name") or function.__name__
+    description = chosen.pop("description") or inspect.getdoc(function) or ""
+    try:
+        spec = ToolSpec(
+            name=name,
+            description=description,
+            parameters=parameters,
+            runner=runner,
+            context_parameter=context_parameter,
+            **chosen,
+        )
+    except ValidationError as exc:
+        raise InvalidDefinition(f"tool {label!r}: {_first_error(exc)}") from exc
+    return Tool(function, spec, model)
+
+
+def _hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception as exc:
+        raise InvalidDefinition(
+            f"tool {label!r}: the annotations of its signature cannot be resolved ({exc})",
+            hint="Import the names it uses at the top level of its module.",
+        ) from exc
+
+
+def _arguments_model(
+    function: Callable[..., Any], hints: dict[str, Any], context_parameter: str | None, label: str
+) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == context_parameter:
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise InvalidDefinition(
+                f"tool {label!r}: parameter {parameter} cannot be described to a model",
+                hint="Use named parameters with types, or give a JSON Schema as parameters=.",
+            )
+        if name not in hints:
+            raise InvalidDefinition(
+                f"tool {label!r}: parameter {name!r} has no type",
+                hint="Annotate it: the model is told its type.",
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (hints[name], default)
+    try:
+        model: type[BaseModel] = create_model(
+            "Arguments", __config__=ConfigDict(extra="forbid", strict=False), **fields
+        )
+        model.model_json_schema()
+    except Exception as exc:
+        raise InvalidDefinition(
+            f"tool {label!r}: its signature has no JSON Schema ({exc})",
+            hint="Use JSON types, dataclasses or pydantic models, or give parameters=.",
+        ) from exc
+    return model
+
+
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    schema = _without_titles(model.model_json_schema())
+    assert isinstance(schema, dict)
+    schema.setdefault("properties", {})
+    return schema
+
+
+def _without_titles(value: Any, *, names: bool = False) -> Any:
+    """The schema without the titles pydantic makes up; properties that are called `title` stay."""
+    if isinstance(value, dict):
+        return {
+            key: _without_titles(child, names=key in ("properties", "$defs") and not names)
+            for key, child in value.items()
+            if names or key != "title" or not isinstance(child, str)
+        }
+    if isinstance(value, list):
+        return [_without_titles(child) for child in value]
+    return value
+
+
+def _first_error(exc: ValidationError) -> str:
+    first = exc.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+class Registry:
+    """The tools and agents of one fleet, by name. Loading order does not matter; names are unique."""
+
+    def __init__(self) -> None:
+        self.tools: dict[str, Tool[..., Any]] = {}
+        self.agents: dict[str, AgentSpec] = {}
+
+    def add_tool(self, declared: Tool[..., Any]) -> None:
+        known = self.tools.get(declared.spec.name)
+        if known is not None and known is not declared:
+            raise InvalidDefinition(
+                f"two tools are called {declared.spec.name!r}",
+                hint="Give one of them another name: tool(name=...).",
+            )
+        self.tools[declared.spec.name] = declared
+
+    def add_agent(self, name: str, *, tools: Iterable[Tool[..., Any] | str], **fields: Any) -> AgentSpec:
+        """Declare an agent. Raises InvalidDefinition naming what is wrong."""
+        if name in self.agents:
+            raise InvalidDefinition(f"two agents are called {name!r}", hint="Give one of them another name.")
+        specs = tuple(self._resolve(name, one) for one in tools)
+        if len({spec.name for spec in specs}) != len(specs):
+            raise InvalidDefinition(f"agent {name!r} lists a tool twice")
+        if len(specs) > TOOLS_MAX:
+            raise InvalidDefinition(
+                f"agent {name!r} has {len(specs)} tools, and providers take at most {TOOLS_MAX}",
+                hint="Split the agent, or give it fewer tools.",
+            )
+        try:
+            agent = AgentSpec(name=name, tools=specs, **fields)
+        except ValidationError as exc:
+            raise InvalidDefinition(f"agent {name!r}: {_first_error(exc)}") from exc
+        self.agents[name] = agent
+        return agent
+
+    def _resolve(self, agent: str, one: Tool[..., Any] | str) -> ToolSpec:
+        if isinstance(one, Tool):
+            self.add_tool(one)
+            return one.spec
+        if not isinstance(one, str) or one not in self.tools:
+            raise InvalidDefinition(
+                f"agent {agent!r}: {one!r} is no tool of this fleet",
+                hint=f"Declare it with @fleet.tool. Known: {', '.join(sorted(self.tools)) or 'none'}.",
+            )
+        return self.tools[one].spec
+
+    def agent(self, name: str) -> AgentSpec:
+        if name not in self.agents:
+            raise unknown_agent(name, self.agents)
+        return self.agents[name]
+
+
+def unknown_agent(name: str, known: Iterable[str]) -> UnknownAgent:
+    """The error for an agent nobody declared, with the names that exist."""
+    names = ", ".join(sorted(known)) or "none"
+    return UnknownAgent(f"no agent is called {name!r}", hint=f"Agents: {names}.", agent=name)

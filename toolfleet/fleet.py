@@ -1,0 +1,328 @@
+"""The Python face: declare tools and agents, run the embedded fleet, submit, wait, cancel, watch.
+
+Blocking methods may be called from any thread; each has an `_async` twin for use inside an event loop. Heavy modules
+are imported when a fleet is opened, so that a child process that only needs the tools stays small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+
+from toolfleet.definitions import P, R, Registry, Tool, tool
+from toolfleet.schemas.agents import AgentSpec, ExampleTurn, Price
+from toolfleet.schemas.errors import InvalidDefinition
+from toolfleet.schemas.limits import DEFAULT_LIMITS, Limits
+from toolfleet.schemas.outcomes import Lane, Tier
+from toolfleet.schemas.ports import ModelClient
+from toolfleet.schemas.tools import Runner
+
+if TYPE_CHECKING:
+    from toolfleet.app import EmbeddedFleet
+    from toolfleet.client import CancelAck, Client, RunResult
+    from toolfleet.schemas.views import RunEvent
+    from toolfleet.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that was accepted: its id, and what one does with it."""
+
+    id: str
+    fleet: Fleet
+
+    def wait(self, *, timeout_s: float | None = None) -> RunResult:
+        """Block until the run is terminal. Raises TimeoutError; the run goes on."""
+        return self.fleet.wait(self, timeout_s=timeout_s)
+
+    def cancel(self, *, by: str = "") -> CancelAck:
+        return self.fleet.cancel(self, by=by)
+
+    def events(self, *, after: int = 0, follow: bool = True) -> Iterator[RunEvent]:
+        return self.fleet.events(self, after=after, follow=follow)
+
+
+class Fleet:
+    """Tools, agents and the way to run them. `with fleet:` runs the embedded workers inside this process.
+
+    database: SQLAlchemy URL (default: TOOLFLEET_DATABASE, else sqlite:///toolfleet.db). model: a ModelClient; default
+    is the official OpenAI client with OPENAI_BASE_URL and OPENAI_API_KEY. approvals="off" lets tools above medium run
+    without asking anybody. All other settings come from `settings` or the environment.
+    """
+
+    def __init__(
+        self,
+        database: str | None = None,
+        *,
+        broker: str | None = None,
+        model: ModelClient | None = None,
+        approvals: Literal["required", "off"] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.registry = Registry()
+        self._overrides: dict[str, Any] = {"database": database, "broker": broker, "approvals": approvals}
+        self._given_settings = settings
+        self._model = model
+        self._embedded: EmbeddedFleet | None = None
+        self._client: Client | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- declare ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def tool(self, function: Callable[P, R], /) -> Tool[P, R]: ...
+
+    @overload
+    def tool(
+        self,
+        *,
+        tier: Tier | str = ...,
+        effect: bool = ...,
+        idempotent: bool = ...,
+        repeatable: bool = ...,
+        timeout_s: float = ...,
+        attempts_max: int = ...,
+        name: str | None = ...,
+        description: str | None = ...,
+        parameters: dict[str, Any] | None = ...,
+        runner: Runner | None = ...,
+        result_bytes_to_model: int = ...,
+        result_bytes_stored: int = ...,
+        on_denied: Literal["end_run", "tell_model"] = ...,
+    ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+
+    def tool(self, function: Any = None, /, **options: Any) -> Any:
+        """Declare a tool of this fleet; the options are those of `toolfleet.tool`."""
+        if function is not None:
+            declared = tool(function)
+            self.registry.add_tool(declared)
+            return declared
+
+        def decorate(wrapped: Any) -> Any:
+            declared = tool(**options)(wrapped)
+            self.registry.add_tool(declared)
+            return declared
+
+        return decorate
+
+    def agent(
+        self,
+        name: str,
+        *,
+        model: str,
+        instructions: str = "",
+        tools: Iterable[Tool[..., Any] | str] = (),
+        examples: Sequence[ExampleTurn] = (),
+        limits: Limits = DEFAULT_LIMITS,
+        lane: Lane | str = Lane.INTERACTIVE,
+        temperature: float | None = None,
+        tool_choice: Literal["auto", "required", "none"] = "auto",
+        parallel_tool_calls: Literal["auto", "on", "off"] = "auto",
+        price: Price | None = None,
+    ) -> AgentSpec:
+        """Declare an agent of this fleet. Raises InvalidDefinition naming what is wrong."""
+        return self.registry.add_agent(
+            name,
+            tools=tools,
+            model=model,
+            instructions=instructions,
+            examples=tuple(examples),
+            limits=limits,
+            lane=lane,
+            temperature=temperature,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            price=price,
+        )
+
+    # -- run the embedded workers ----------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force; read once."""
+        if self._given_settings is None:
+            from toolfleet.settings import load_settings
+
+            self._given_settings = load_settings(**self._overrides)
+        elif any(value is not None for value in self._overrides.values()):
+            given = {name: value for name, value in self._overrides.items() if value is not None}
+            self._given_settings = self._given_settings.model_copy(update=given)
+            self._overrides = {}
+        return self._given_settings
+
+    @property
+    def duplicates_dropped(self) -> int:
+        """Messages that found no work since the start: repeated, late, or overtaken ones."""
+        return 0 if self._embedded is None else self._embedded.dropped
+
+    @property
+    def brings_model(self) -> bool:
+        """Whether a model client was given, so that OPENAI_BASE_URL and OPENAI_API_KEY are not asked."""
+        return self._model is not None
+
+    def configure(self, **overrides: Any) -> None:
+        """Override settings before the fleet is opened (the command line does); None leaves a setting alone."""
+        if self._client is not None:
+            raise InvalidDefinition("the fleet is open already", hint="Configure it before start or submit.")
+        self._overrides.update({name: value for name, value in overrides.items() if value is not None})
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start all roles in a background thread of this process. Raises FleetBusy, UnsafeSettings, NewerSchema."""
+        self._run(self.start_async())
+
+    def stop(self, *, drain_s: float | None = None) -> None:
+        """Drain, stop, close. Outstanding runs go on at the next start."""
+        if self._loop is None:
+            return
+        self._run(self.stop_async(drain_s=drain_s))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._thread is not None:
+            self._thread.join()
+        self._loop.close()
+        self._loop, self._thread = None, None
+
+    async def start_async(self) -> None:
+        """As `start`, inside the running loop, which then carries the workers."""
+        from toolfleet.adapters.sqlstore.migrate import upgrade
+        from toolfleet.app import EmbeddedFleet, lock_path
+
+        lock_path(self.settings.database)
+        await asyncio.to_thread(upgrade, self.settings.database)
+        embedded = EmbeddedFleet(self.registry, self.settings, self._model_client())
+        await embedded.start()
+        self._embedded = embedded
+        self._client = self._new_client(embedded)
+
+    async def stop_async(self, *, drain_s: float | None = None) -> None:
+        """As `stop`, inside the loop it was started in."""
+        client, embedded = self._client, self._embedded
+        self._client, self._embedded = None, None
+        if embedded is not None:
+            await embedded.stop(drain_s=drain_s)
+        if client is not None:
+            await client.store.aclose()
+
+    # -- use it ----------------------------------------------------------------------------------------------------
+
+    def submit(self, agent: str, input: str, **options: Any) -> Run:
+        """Accept one run; once this returns, it is never lost. Options: those of `RunRequest`."""
+        return Run(self._run(self.submit_async(agent, input, **options)), self)
+
+    def submit_many(self, requests: Sequence[Any]) -> list[Run]:
+        """Accept many `RunRequest`s in one transaction, all or none."""
+        return [Run(run_id, self) for run_id in self._run(self._submit_many(requests))]
+
+    def wait(self, run: Run | str, *, timeout_s: float | None = None) -> RunResult:
+        """The result once the run is terminal. Raises TimeoutError, UnknownRun."""
+        return self._run(self.wait_async(run, timeout_s=timeout_s))
+
+    def cancel(self, run: Run | str, *, by: str = "") -> CancelAck:
+        """Stop a run: after this returns no effect of it begins."""
+        return self._run(self.cancel_async(run, by=by))
+
+    def events(self, run: Run | str, *, after: int = 0, follow: bool = True) -> Iterator[RunEvent]:
+        """The events of a run, without gaps; with `follow` until it has finished."""
+        source = self.events_async(run, after=after, follow=follow)
+        try:
+            while True:
+                try:
+                    yield self._run(_next(source))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._run(_close(source))
+
+    async def submit_async(self, agent: str, input: str, **options: Any) -> str:
+        from toolfleet.client import RunRequest
+
+        (run_id,) = await self._submit_many([RunRequest(agent, input, **options)])
+        return run_id
+
+    async def wait_async(self, run: Run | str, *, timeout_s: float | None = None) -> RunResult:
+        return await self.client().wait(_id(run), timeout_s=timeout_s)
+
+    async def cancel_async(self, run: Run | str, *, by: str = "") -> CancelAck:
+        return await self.client().cancel(_id(run), by=by)
+
+    def events_async(self, run: Run | str, *, after: int = 0, follow: bool = True) -> AsyncIterator[RunEvent]:
+        return self.client().events(_id(run), after=after, follow=follow)
+
+    async def _submit_many(self, requests: Sequence[Any]) -> list[str]:
+        return await self.client().submit(requests)
+
+    def client(self) -> Client:
+        """The async client of this fleet; opened on first use, without workers if the fleet is not started."""
+        if self._client is None:
+            self._client = self._new_client(None)
+        return self._client
+
+    def _new_client(self, embedded: EmbeddedFleet | None) -> Client:
+        from toolfleet.app import open_store
+        from toolfleet.client import Client
+        from toolfleet.schemas.model import Usage
+        from toolfleet.workers.decision.request import estimated_tokens
+
+        model = self._model_client()
+
+        def reserve(agent: AgentSpec, size: int) -> float:
+            prompt = estimated_tokens(size + len(agent.model_dump_json()))
+            return model.cost_usd(
+                agent, Usage(input_tokens=prompt, output_tokens=agent.limits.output_tokens_max)
+            )
+
+        store = embedded.store if embedded is not None else open_store(self.settings)
+        publish = embedded.publisher.rows if embedded is not None else None
+        client = Client(store, publish=publish, reserve_usd=reserve)
+        client.know(list(self.registry.agents.values()))
+        return client
+
+    def _model_client(self) -> ModelClient:
+        if self._model is None:
+            from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+
+            key = self.settings.openai_api_key
+            self._model = OpenAIChatClient(
+                base_url=self.settings.openai_base_url,
+                api_key=None if key is None else key.get_secret_value(),
+            )
+        return self._model
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it on this fleet's own loop, which lives in a background thread, and block until it is done."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="toolfleet", daemon=True)
+            self._thread.start()
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError(
+                "blocking methods of a fleet cannot be used on its own loop; use the _async ones"
+            )
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _id(run: Run | str) -> str:
+    return run.id if isinstance(run, Run) else run
+
+
+async def _next(source: AsyncIterator[T]) -> T:
+    return await anext(source)
+
+
+async def _close(source: AsyncIterator[Any]) -> None:
+    close = getattr(source, "aclose", None)
+    if close is not None:
+        await close()

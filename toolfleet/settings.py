@@ -1,0 +1,71 @@
+"""One frozen settings object, read once by the command line and by `Fleet`; nothing else reads the environment.
+
+Every field can be set as TOOLFLEET_<NAME>. The model's server and key are those of the official client:
+OPENAI_BASE_URL and OPENAI_API_KEY.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from toolfleet.schemas.errors import UnsafeSettings
+from toolfleet.schemas.limits import KEEPER_PERIOD_S, LEASE_S
+
+
+class Settings(BaseSettings):
+    """What a process of the fleet is told. Times are seconds."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOOLFLEET_", frozen=True, extra="forbid", populate_by_name=True
+    )
+
+    database: str = Field(default="sqlite:///toolfleet.db", description="SQLAlchemy URL; the truth")
+    broker: str = Field(default="memory://", description="message layer; memory:// is the embedded one")
+    approvals: Literal["required", "off"] = Field(
+        default="required", description="off: tools above medium run without asking anybody"
+    )
+    signing_keys: SecretStr | None = Field(
+        default=None, description="key_id:hex,key_id:hex; the first signs, all verify; embedded makes its own"
+    )
+    decide_slots: int = Field(default=100, ge=1, description="model calls at a time in one process")
+    exec_slots: int = Field(default=64, ge=1, description="tool calls at a time in one process, per tier")
+    children: int = Field(
+        default_factory=lambda: max(2, os.cpu_count() or 2),
+        ge=1,
+        description="processes for plain-function tools",
+    )
+    lease_s: float = Field(default=LEASE_S, gt=0, description="how long a silent worker keeps a step")
+    keeper_period_s: float = Field(default=KEEPER_PERIOD_S, gt=0)
+    drain_s: float = Field(
+        default=20.0, ge=0, description="how long a stopping process waits for steps in flight"
+    )
+    openai_base_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("OPENAI_BASE_URL", "openai_base_url")
+    )
+    openai_api_key: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("OPENAI_API_KEY", "openai_api_key")
+    )
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Settings from the environment, with overrides that are not None. Raises UnsafeSettings naming the field."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        settings = Settings(**given)  # type: ignore[arg-type]  # pydantic parses them
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UnsafeSettings(
+            f"setting {where!r}: {first['msg']}",
+            hint=f"Set it as an argument or as TOOLFLEET_{where.upper()}.",
+        ) from None
+    if settings.lease_s < 3 * settings.keeper_period_s:
+        raise UnsafeSettings(
+            f"lease_s={settings.lease_s:g} is shorter than three keeper periods ({settings.keeper_period_s:g} s each)",
+            hint="A lease is renewed every third of it; make lease_s larger.",
+        )
+    return settings

@@ -1,0 +1,2 @@
+if __name__ == "workers":
+    raise ImportError("import toolfleet.workers instead of workers")

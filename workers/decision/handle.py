@@ -1,0 +1,175 @@
+"""One model turn: take the lease, build the request, ask the model, reduce, store, publish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.errors import ModelError
+from toolfleet.schemas.events import (
+    DecisionLeased,
+    Event,
+    ModelFailed,
+    ModelReplied,
+    RunUnworkable,
+    StepFacts,
+)
+from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
+from toolfleet.schemas.messages import DecideMessage
+from toolfleet.schemas.model import ModelFault, ModelReply, ModelRequest, Usage
+from toolfleet.schemas.outcomes import ReasonCode
+from toolfleet.schemas.ports import Applied, Clock, ModelClient, RunStore, Transition
+from toolfleet.schemas.run import RunState
+from toolfleet.workers.backoff import backoff_s
+from toolfleet.workers.consumer import Received, each
+from toolfleet.workers.decision.reply import propose
+from toolfleet.workers.decision.request import allowed_tools, build_request, estimated_tokens
+from toolfleet.workers.leases import Leases, commit
+from toolfleet.workers.points import Point
+from toolfleet.workers.publisher import Publisher
+
+log = structlog.get_logger("toolfleet.decision")
+
+
+class Decider:
+    """The decision worker. Owns nothing: killed anywhere, its lease expires and another one asks again."""
+
+    def __init__(
+        self,
+        *,
+        store: RunStore,
+        model: ModelClient,
+        publisher: Publisher,
+        leases: Leases,
+        clock: Clock,
+        owner: str,
+        draw: Callable[[], float],
+        token: Callable[[], LeaseToken],
+        point: Point,
+    ) -> None:
+        self._store = store
+        self._model = model
+        self._publisher = publisher
+        self._leases = leases
+        self._clock = clock
+        self._owner = owner
+        self._draw = draw
+        self._token = token
+        self._point = point
+        self.dropped = 0  # messages that found no work
+        self._agents: dict[tuple[str, str], AgentSpec] = {}
+
+    async def accept(self, received: Sequence[Received]) -> None:
+        await each(received, self._one)
+
+    async def _one(self, received: Received) -> None:
+        message = received.message
+        if not isinstance(message, DecideMessage):
+            return
+        run_id, command_id, token = RunId(message.run_id), CommandId(message.command_id), self._token()
+        lease = DecisionLeased(command_id, token, self._owner, self._leases.lease_s)
+        applied = await self._apply(run_id, lease)
+        state = applied.state
+        if applied.missed is not None or state is None or state.terminal:
+            self.dropped += applied.missed is not None
+            return
+        await self._leases.guard(
+            run_id,
+            command_id,
+            token,
+            self._work(state, command_id, token, applied),
+            deadline_s=state.limits.model_timeout_s,
+        )
+
+    async def _work(self, state: RunState, command_id: CommandId, token: LeaseToken, leased: Applied) -> None:
+        await self._point("decide.after_lease")
+        event = await self._decide(state, command_id, token, leased)
+        await self._apply(state.run_id, event)
+        await self._point("decide.after_publish")
+
+    async def _apply(self, run_id: RunId, event: Event) -> Applied:
+        (applied,) = await commit(self._store, self._clock, [Transition(run_id, event)])
+        if isinstance(event, ModelReplied):
+            await self._point("decide.after_commit")
+        await self._publisher.rows(applied.publish)
+        return applied
+
+    async def _decide(
+        self, state: RunState, command_id: CommandId, token: LeaseToken, leased: Applied
+    ) -> Event:
+        conversation = await self._store.conversation(state.run_id)
+        assert conversation is not None, "a leased run has a conversation"
+        info = conversation.info
+        agent = await self._agent(info.agent, info.agent_version)
+        if agent is None:
+            message = f"agent {info.agent!r} of version {info.agent_version} is not known to this database"
+            return RunUnworkable(command_id, token, ReasonCode.AGENT_NOT_LOADED, message)
+        request = build_request(agent, state, conversation)
+        queue_s = _waited(state, command_id, leased)
+        await self._point("decide.before_model")
+        started = self._clock.monotonic_s()
+        try:
+            reply = await self._ask(request)
+        except ModelError as exc:
+            facts = self._facts(request, queue_s, started)
+            delay = backoff_s(state.model_failures + 1, self._draw(), retry_after_s=exc.fault.retry_after_s)
+            log.warning("model_failed", run_id=state.run_id, kind=exc.fault.kind, status=exc.fault.status)
+            return ModelFailed(command_id, token, exc.fault, delay, facts)
+        await self._point("decide.after_model")
+        calls = propose(
+            reply, agent, run_id=state.run_id, turn=state.turn, allowed=allowed_tools(agent, state)
+        )
+        facts = self._facts(request, queue_s, started, reply)
+        return ModelReplied(command_id, token, reply, calls, agent.parallel, facts)
+
+    async def _ask(self, request: ModelRequest) -> ModelReply:
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                return await self._model.complete(request)
+        except TimeoutError:
+            message = f"the model did not answer within {request.timeout_s:g} s"
+            raise ModelError(ModelFault("timeout", message, retryable=True)) from None
+
+    async def _agent(self, name: str, version: str) -> AgentSpec | None:
+        known = self._agents.get((name, version))
+        if known is None:
+            known = await self._store.agent(name, version)
+            if known is not None:
+                self._agents[name, version] = (
+                    known  # immutable under its version; bounded by what is deployed
+                )
+        return known
+
+    def _facts(
+        self, request: ModelRequest, queue_s: float, started: float, reply: ModelReply | None = None
+    ) -> StepFacts:
+        agent = request.agent
+        used = reply.usage if reply is not None else Usage(known=False)
+        expected = Usage(
+            input_tokens=used.input_tokens
+            + used.output_tokens
+            + estimated_tokens(request.agent.limits.calls_max * 64),
+            output_tokens=request.output_tokens_max,
+        )
+        return StepFacts(
+            owner=self._owner,
+            model=agent.model,
+            model_version=reply.model if reply is not None else "",
+            tool_choice=request.tool_choice,
+            parallel=request.parallel,
+            allowed=request.allowed,
+            model_s=max(0.0, self._clock.monotonic_s() - started),
+            queue_s=queue_s,
+            cost_usd=self._model.cost_usd(agent, used) if reply is not None else 0.0,
+            next_reserve_usd=self._model.cost_usd(agent, expected),
+            request_id=reply.request_id if reply is not None else None,
+        )
+
+
+def _waited(state: RunState, command_id: CommandId, leased: Applied) -> float:
+    """Seconds between the step's due time and its lease, by the database's clock."""
+    before = leased.before.command(command_id) if leased.before is not None else None
+    return 0.0 if before is None else max(0.0, leased.now_s - before.due_at)

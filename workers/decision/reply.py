@@ -1,0 +1,201 @@
+"""A model's reply -> proposed calls: our ids, known tools, strict arguments. Pure; the first of the gates.
+
+Everything here is decided by the reply alone, so that the same reply gives the same calls in every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.conversation import ItemCall
+from toolfleet.schemas.envelopes import error
+from toolfleet.schemas.events import ProposedCall
+from toolfleet.schemas.ids import RunId, call_id_of
+from toolfleet.schemas.model import ModelReply, RawCall
+from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, Tier
+from toolfleet.schemas.results import CallResult
+from toolfleet.schemas.tools import ToolSpec
+from toolfleet.workers.decision.arguments import Invalid, Unusable, Valid, read_arguments
+
+NO_ARGUMENTS: Final = "{}"
+_WIRE_ID: Final = re.compile(r"[\x21-\x7e]{1,64}")  # what is longer or not plain comes from no provider's own
+_NAME_CHARS_MAX: Final = 64  # OpenAI's limit of a function name
+_NAMES_CHARS_MAX: Final = 2_000  # of the list of names in an answer
+
+TRUNCATED_MESSAGE: Final = (
+    "Not run: the limit of output tokens was reached while your reply was being written, so its calls are incomplete "
+    "and none of them was carried out. Write less in one reply: fewer calls, or shorter arguments."
+)
+
+
+def propose(
+    reply: ModelReply, agent: AgentSpec, run_id: RunId, turn: int, allowed: frozenset[str] | None
+) -> tuple[ProposedCall, ...]:
+    """The calls of the reply, in its order; `answer` is set where nothing has to run to know what comes of it.
+
+    `allowed` are the tools that may be called in this turn (None: all). A reply that was cut off by the output
+    limit runs nothing: which of its calls are whole cannot be told (B009).
+    """
+    available = [tool.name for tool in agent.tools if allowed is None or tool.name in allowed]
+    wire_ids = _wire_ids(reply.calls, turn)
+    proposed = []
+    for index, (raw, wire_id) in enumerate(zip(reply.calls, wire_ids, strict=True)):
+        gate = _Gate(run_id, turn, index, wire_id)
+        spec = agent.tool(raw.name)
+        if reply.finish == "length":
+            proposed.append(gate.truncated(raw, spec))
+        elif spec is None:
+            proposed.append(gate.unknown_tool(raw, available))
+        elif spec.name not in available:
+            proposed.append(gate.not_available(raw, spec, available))
+        else:
+            proposed.append(gate.checked(raw, spec))
+    return tuple(proposed)
+
+
+def item_calls(calls: Sequence[ProposedCall], run_id: RunId, turn: int) -> tuple[ItemCall, ...]:
+    """The calls as they stand in the conversation; their arguments are always the text of a JSON object."""
+    return tuple(
+        ItemCall(call_id_of(run_id, turn, call.index), call.wire_id, call.tool, call.arguments)
+        for call in calls
+    )
+
+
+def signature_of(tool: str, arguments: str) -> str:
+    """What the repeat gate compares: equal calls have equal signatures. 32 hex digits."""
+    return hashlib.sha256(f"{tool}\0{arguments}".encode(errors="replace")).hexdigest()[:32]
+
+
+class _Gate:
+    """Makes the proposed call of one place in the reply."""
+
+    def __init__(self, run_id: RunId, turn: int, index: int, wire_id: str) -> None:
+        self._call_id = call_id_of(run_id, turn, index)
+        self._index = index
+        self._wire_id = wire_id
+
+    def checked(self, raw: RawCall, spec: ToolSpec) -> ProposedCall:
+        read = read_arguments(raw.arguments, spec)
+        match read:
+            case Valid(text, repaired):
+                return self._proposed(raw, spec, arguments=text, repaired=repaired)
+            case Invalid(message, field_errors):
+                content = error(
+                    outcome=CallOutcome.INVALID_ARGUMENTS,
+                    reason=ReasonCode.VALIDATION,
+                    message=message,
+                    field_errors=field_errors,
+                    retryable_by_model=True,
+                )
+                return self._answered(
+                    raw, spec, CallOutcome.INVALID_ARGUMENTS, ReasonCode.VALIDATION, content
+                )
+            case Unusable(message):
+                return self._answered(
+                    raw,
+                    spec,
+                    CallOutcome.NOT_AVAILABLE,
+                    ReasonCode.TOOL_NOT_LOADED,
+                    error(
+                        outcome=CallOutcome.NOT_AVAILABLE, reason=ReasonCode.TOOL_NOT_LOADED, message=message
+                    ),
+                )
+
+    def truncated(self, raw: RawCall, spec: ToolSpec | None) -> ProposedCall:
+        outcome, reason = CallOutcome.INVALID_ARGUMENTS, ReasonCode.TRUNCATED_OUTPUT
+        content = error(outcome=outcome, reason=reason, message=TRUNCATED_MESSAGE, retryable_by_model=True)
+        return self._answered(raw, spec, outcome, reason, content)
+
+    def unknown_tool(self, raw: RawCall, available: Sequence[str]) -> ProposedCall:
+        message = f"There is no tool {_shown(raw.name)!r}. {_names(available)}"
+        content = error(outcome=CallOutcome.UNKNOWN_TOOL, message=message, retryable_by_model=bool(available))
+        return self._answered(raw, None, CallOutcome.UNKNOWN_TOOL, None, content)
+
+    def not_available(self, raw: RawCall, spec: ToolSpec, available: Sequence[str]) -> ProposedCall:
+        message = f"{spec.name} cannot be called at this point. {_names(available)}"
+        content = error(
+            outcome=CallOutcome.NOT_AVAILABLE, message=message, retryable_by_model=bool(available)
+        )
+        return self._answered(raw, spec, CallOutcome.NOT_AVAILABLE, None, content)
+
+    def _answered(
+        self,
+        raw: RawCall,
+        spec: ToolSpec | None,
+        outcome: CallOutcome,
+        reason: ReasonCode | None,
+        content: str,
+    ) -> ProposedCall:
+        answer = CallResult(self._call_id, self._index, outcome, content, reason=reason)
+        return self._proposed(raw, spec, answer=answer)
+
+    def _proposed(
+        self,
+        raw: RawCall,
+        spec: ToolSpec | None,
+        *,
+        arguments: str | None = None,
+        repaired: bool = False,
+        answer: CallResult | None = None,
+    ) -> ProposedCall:
+        tool = spec.name if spec is not None else _shown(raw.name)
+        # Of a call without usable arguments the raw text counts, so that only the very same mistake is a repeat.
+        signature = signature_of(tool, arguments if arguments is not None else f"\0{raw.arguments}")
+        if spec is None:
+            return ProposedCall(
+                self._index, tool, Tier.LOW, NO_ARGUMENTS, signature, self._wire_id, answer=answer
+            )
+        return ProposedCall(
+            index=self._index,
+            tool=tool,
+            tier=spec.tier,
+            arguments=NO_ARGUMENTS if arguments is None else arguments,
+            signature=signature,
+            wire_id=self._wire_id,
+            answer=answer,
+            effect=spec.effect,
+            idempotent=spec.idempotent,
+            repeatable=spec.repeatable,
+            tell_on_denied=spec.on_denied == "tell_model",
+            attempts_max=spec.attempts_max,
+            timeout_s=spec.timeout_s,
+            repaired=repaired,
+        )
+
+
+def _wire_ids(calls: Sequence[RawCall], turn: int) -> list[str]:
+    """What results are paired by: the provider's id where it is usable and not used yet in this turn, else ours.
+
+    Ours must not meet one of the provider's further down the same reply.
+    """
+    given = {call.provider_id for call in calls}
+    taken: set[str] = set()
+    wire_ids = []
+    for index, call in enumerate(calls):
+        wire_id = call.provider_id
+        if wire_id is None or wire_id in taken or not _WIRE_ID.fullmatch(wire_id):
+            wire_id = f"call_{turn}_{index}"
+            while wire_id in given or wire_id in taken:
+                wire_id += "_"
+        taken.add(wire_id)
+        wire_ids.append(wire_id)
+    return wire_ids
+
+
+def _shown(name: str) -> str:
+    """A name no tool has, fit to be stored and read."""
+    printable = "".join(c if c.isprintable() else "?" for c in name[:_NAME_CHARS_MAX])
+    return printable.encode(errors="replace").decode() or "(no name)"
+
+
+def _names(available: Sequence[str]) -> str:
+    if not available:
+        return "No tool can be called now: answer without one."
+    text = ", ".join(available)
+    if len(text) > _NAMES_CHARS_MAX:
+        text = text[:_NAMES_CHARS_MAX].rpartition(", ")[0] + ", ..."
+    return f"The tools that can be called now: {text}."

@@ -1,0 +1,184 @@
+"""One tool call: read its row, lease where needed, one attempt, classify, store or send on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import orjson
+import structlog
+
+from toolfleet.schemas.commands import RESULTS_QUEUE
+from toolfleet.schemas.events import CallFinished, CallLeased, CallRetry, Event
+from toolfleet.schemas.ids import CommandId, LeaseToken, RunId, idempotency_key_of
+from toolfleet.schemas.limits import RESULT_BYTES_INLINE
+from toolfleet.schemas.messages import ExecMessage, InlineResult, ResultMessage
+from toolfleet.schemas.outcomes import RunStatus
+from toolfleet.schemas.ports import Applied, Clock, RunStore, ToolBackend, ToolFailed, Transition
+from toolfleet.schemas.results import CallResult
+from toolfleet.schemas.run import CallState
+from toolfleet.schemas.tools import ToolContext, ToolSpec
+from toolfleet.schemas.views import CallView
+from toolfleet.workers.backoff import backoff_s
+from toolfleet.workers.consumer import Received, each
+from toolfleet.workers.executor.projection import Verdict, failed, returned
+from toolfleet.workers.leases import Leases, commit
+from toolfleet.workers.points import Point
+from toolfleet.workers.publisher import Publisher
+
+log = structlog.get_logger("toolfleet.executor")
+
+
+class Executor:
+    """The tool executor of some tiers. A first try of a read-only call writes nothing; its result rides along."""
+
+    def __init__(
+        self,
+        *,
+        store: RunStore,
+        tools: ToolBackend,
+        publisher: Publisher,
+        leases: Leases,
+        clock: Clock,
+        owner: str,
+        draw: Callable[[], float],
+        token: Callable[[], LeaseToken],
+        point: Point,
+    ) -> None:
+        self._store = store
+        self._tools = tools
+        self._publisher = publisher
+        self._leases = leases
+        self._clock = clock
+        self._owner = owner
+        self._draw = draw
+        self._token = token
+        self._point = point
+        self.dropped = 0  # messages that found no work
+
+    async def accept(self, received: Sequence[Received]) -> None:
+        """T6 for the whole batch in one reading, then each call by itself."""
+        messages = [one for one in received if isinstance(one.message, ExecMessage)]
+        ids = [CommandId(one.message.command_id) for one in messages if isinstance(one.message, ExecMessage)]
+        views = await self._store.peek_calls(ids)
+        await self._point("exec.after_read")
+        todo = {id(one): view for one, view in zip(messages, views, strict=True) if _workable(view)}
+        ready = [one for one in messages if id(one) in todo]
+        self.dropped += len(messages) - len(ready)
+        if ready:
+            await each(ready, lambda one: self._one(one, todo[id(one)]))
+
+    async def _one(self, received: Received, view: CallView | None) -> None:
+        message = received.message
+        assert isinstance(message, ExecMessage) and view is not None
+        poisonable = message.sends >= 1 or view.row.deaths > 0 or received.delivery.redelivered
+        if not view.call.effect and not poisonable:
+            await self._attempt(view, view.call, None)
+            return
+        token = self._token()
+        applied = await self._apply(view, CallLeased(view.row.id, token, self._owner, self._leases.lease_s))
+        row = applied.state.command(view.row.id) if applied.state is not None else None
+        call = applied.state.call(view.call.call_id) if applied.state is not None else None
+        if applied.missed is not None or row is None or row.token != token or call is None:
+            self.dropped += applied.missed is not None
+            return
+        await self._leases.guard(
+            view.run_id,
+            view.row.id,
+            token,
+            self._attempt(view, call, token),
+            deadline_s=call.timeout_s,
+            stop_when_lost=not call.effect,
+        )
+
+    async def _attempt(self, view: CallView, call: CallState, token: LeaseToken | None) -> None:
+        if token is not None:
+            await self._point("exec.after_lease")
+        queue_s = max(0.0, view.now_s - view.row.due_at)
+        verdict = await self._try(view, call)
+        await self._point("exec.after_tool")
+        result = replace(verdict.result, queue_s=queue_s)
+        if verdict.passing:
+            delay = backoff_s(call.attempt, self._draw(), retry_after_s=verdict.retry_after_s)
+            event: Event = CallRetry(view.row.id, token, call.attempt, delay, verdict.died, result)
+        elif token is None and len(result.content) + len(result.full or "") <= RESULT_BYTES_INLINE:
+            if await self._send_inline(view, result):
+                return
+            event = CallFinished(view.row.id, token, call.attempt, result)
+        else:
+            event = CallFinished(view.row.id, token, call.attempt, result)
+        await self._apply(view, event)
+        await self._point("exec.after_publish")
+
+    async def _try(self, view: CallView, call: CallState) -> Verdict:
+        spec = self._tools.spec(call.tool)
+        if spec is None:
+            missing = ToolFailed("not_loaded", f"{call.tool} is not loaded", 0.0, began=False)
+            return failed(call, _unloaded(call), missing)
+        context = ToolContext(
+            run_id=view.run_id,
+            turn=view.turn,
+            call_id=call.call_id,
+            attempt=call.attempt,
+            idempotency_key=idempotency_key_of(call.call_id),
+            tenant=view.tenant,
+            agent=view.agent,
+            correlation_id=view.correlation_id,
+            deadline_at=self._clock.now_s() + spec.timeout_s,
+            context=view.context,
+        )
+        answer = await self._tools.run(
+            call.tool, orjson.loads(call.arguments), context, timeout_s=spec.timeout_s
+        )
+        if isinstance(answer, ToolFailed):
+            log.info(
+                "tool_failed", run_id=view.run_id, call_id=call.call_id, tool=call.tool, kind=answer.kind
+            )
+            return failed(call, spec, answer)
+        return returned(call, spec, answer)
+
+    async def _send_inline(self, view: CallView, result: CallResult) -> bool:
+        message = ResultMessage(
+            run_id=view.run_id,
+            turn=view.turn,
+            command_id=view.row.id,
+            call_id=result.call_id,
+            trace=view.trace,
+            published_at=self._clock.now_s(),
+            result=InlineResult(
+                index=result.index,
+                outcome=result.outcome,
+                content=result.content,
+                reason=result.reason,
+                attempt=result.attempt,
+                full=result.full,
+                tool_s=result.tool_s,
+                queue_s=result.queue_s,
+            ),
+        )
+        sent = await self._publisher.message(RESULTS_QUEUE, message)
+        await self._point("exec.after_publish")
+        return sent
+
+    async def _apply(self, view: CallView, event: Event) -> Applied:
+        (applied,) = await commit(self._store, self._clock, [Transition(RunId(view.run_id), event)])
+        await self._point("exec.after_store")
+        await self._publisher.rows(applied.publish)
+        return applied
+
+
+def _workable(view: CallView | None) -> bool:
+    """R8, no row, no work; and nothing new is begun for a run that stops."""
+    if view is None or not view.call.open or view.row.token is not None or view.row.due_at > view.now_s:
+        return False
+    return view.run_status == RunStatus.WAITING or view.call.dispatched
+
+
+def _unloaded(call: CallState) -> ToolSpec:
+    return ToolSpec(
+        name=call.tool,
+        description="",
+        parameters={"type": "object"},
+        tier=call.tier,
+        timeout_s=call.timeout_s,
+    )

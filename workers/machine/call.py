@@ -1,0 +1,207 @@
+"""Transitions of a call: leased, finished, tried again, counted (T6 to T8, T11, T12, T22)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toolfleet.schemas.commands import RESULTS_QUEUE, CommandRow
+from toolfleet.schemas.envelopes import error
+from toolfleet.schemas.events import CallAnswered, CallFinished, CallLeased, CallRetry, CallsSettled
+from toolfleet.schemas.ids import CommandId, LeaseToken
+from toolfleet.schemas.limits import DEATHS_MAX, LOST_AFTER_S
+from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, ReasonCode, RunStatus
+from toolfleet.schemas.records import AppendDead, Step
+from toolfleet.schemas.results import CallResult
+from toolfleet.schemas.run import CallState, RunState
+from toolfleet.workers.machine import closing
+from toolfleet.workers.machine.draft import Draft, miss, refusal_of
+
+_ANSWERABLE = frozenset({CallWaiting.AWAITING_CALLBACK, CallWaiting.AWAITING_CLIENT})
+
+
+def leased(state: RunState, event: CallLeased, now_s: float) -> Step:
+    """T6, T10: the executor holds the call from here on. Having no effect row yet, an effect that had begun and has
+    no outcome is not begun again, unless its tool does nothing twice under our key: it ends `needs_human`."""
+    row = state.command(event.command_id)
+    refused = refusal_of(row, now_s)
+    if refused is not None or row is None:
+        return miss(state, refused or "row gone")
+    call = state.call(row.call_id or "")
+    if call is None or not call.open or not row.is_exec:
+        return miss(state, "call closed")
+    draft = Draft(state, now_s)
+    if call.effect and call.dispatched:
+        if not call.idempotent or call.attempt >= call.attempts_max or _stopping(state):
+            _store(draft, row, call, needs_human(call, "the worker that ran it was lost"))
+            return draft.step()
+        draft.set_call(call.call_id, attempt=call.attempt + 1)
+    elif call.effect and _stopping(state):
+        return miss(state, "run is stopping")
+    if call.effect:
+        draft.set_call(call.call_id, dispatched=True)
+    draft.set_call(call.call_id, waiting=CallWaiting.READY)
+    draft.put(row.leased(event.token, event.owner, now_s + event.lease_s, now_s))
+    return draft.step()
+
+
+def finished(state: RunState, event: CallFinished, now_s: float) -> Step:
+    """T7, T11: the outcome is stored and the row moves to `results`; a late one of an effect is kept as evidence."""
+    row = state.command(event.command_id)
+    call = _of_attempt(state, row, event.attempt)
+    if call is None or row is None or not row.is_exec:
+        return _late(state, event)
+    if not call.effect and not _held(row, event.token):
+        return miss(state, "lease lost")
+    if call.effect and not call.dispatched:
+        return _late(state, event)
+    draft = Draft(state, now_s)
+    _store(draft, row, call, event.result)
+    return draft.step()
+
+
+def retry(state: RunState, event: CallRetry, now_s: float) -> Step:
+    """T8: the call is due again after its delay; or this was its last attempt, or its third death."""
+    row = state.command(event.command_id)
+    call = _of_attempt(state, row, event.attempt)
+    if call is None or row is None or not row.is_exec:
+        return miss(state, "call closed or tried by somebody else")
+    if not _held(row, event.token):
+        return miss(state, "lease lost")
+    assert not call.effect, "a call with an effect is never retried before its outcome is known"
+    draft = Draft(state, now_s)
+    deaths = row.deaths + (1 if event.died else 0)
+    row = replace(row, deaths=deaths)
+    if event.died and deaths >= DEATHS_MAX:
+        give_up(draft, row, call)
+    elif event.attempt >= call.attempts_max:
+        _store(draft, row, call, event.result)
+    else:
+        draft.put(row.due(now_s + event.delay_s))
+        draft.set_call(call.call_id, attempt=call.attempt + 1, waiting=CallWaiting.RETRY_DUE)
+        draft.event(
+            "call.retry",
+            call_id=call.call_id,
+            turn=state.turn,
+            attempt=event.attempt,
+            reason=event.result.reason,
+            delay_s=round(event.delay_s, 3),
+        )
+    return draft.step()
+
+
+def settled(state: RunState, event: CallsSettled, now_s: float) -> Step:
+    """T12: outcomes are stored, first one wins, and the turn is merged when none of its calls is open."""
+    if state.terminal:
+        return miss(state, "run ended")
+    draft = Draft(state, now_s)
+    for result in sorted(event.results, key=lambda r: r.index):
+        call = draft.state.call(result.call_id)
+        if (
+            call is not None and call.open and not call.effect
+        ):  # of an effect, only its executor's own row counts
+            draft.result(call, result)
+    closing.count(draft)
+    if draft.state == state:
+        return miss(state, "nothing left to count")
+    return draft.step()
+
+
+def answered(state: RunState, event: CallAnswered, now_s: float) -> Step:
+    """T22: a client or a callback answers a call that waits for it."""
+    call = state.call(event.call_id)
+    if call is None or not call.open or call.waiting not in _ANSWERABLE:
+        return miss(state, "nobody waits for this answer")
+    draft = Draft(state, now_s)
+    draft.result(call, event.result)
+    closing.count(draft)
+    return draft.step()
+
+
+def give_up(draft: Draft, row: CommandRow, call: CallState) -> None:
+    """T17 for a call: too many workers died of it. What an effect did is unknown, so a human decides."""
+    draft.add(
+        AppendDead(row.id, row.queue, draft.state.turn, call.call_id, ReasonCode.WORKER_LOST, row.deaths)
+    )
+    if call.effect and call.dispatched:
+        draft.result(call, needs_human(call, "the workers that ran it were lost"))
+    else:
+        message = f"{call.tool} could not be run: the process that ran it died {row.deaths} times"
+        content = error(outcome=CallOutcome.FAILED, reason=ReasonCode.WORKER_LOST, message=message)
+        draft.result(
+            call,
+            CallResult(
+                call.call_id,
+                call.index,
+                CallOutcome.FAILED,
+                content,
+                ReasonCode.WORKER_LOST,
+                attempt=call.attempt,
+            ),
+        )
+    closing.count(draft)
+
+
+def needs_human(call: CallState, why: str) -> CallResult:
+    """The outcome of an effect nobody can tell: the model is told not to try again."""
+    message = (
+        f"It is not known whether {call.tool} took effect: {why}. A person will find out. Do not try it again; "
+        "tell the user that it is being checked."
+    )
+    content = error(
+        outcome=CallOutcome.NEEDS_HUMAN,
+        reason=ReasonCode.OUTCOME_UNKNOWN,
+        message=message,
+        status="pending",
+        operation_id=call.call_id,
+        suggested_action="tell_user_it_is_being_checked",
+    )
+    return CallResult(
+        call.call_id,
+        call.index,
+        CallOutcome.NEEDS_HUMAN,
+        content,
+        reason=ReasonCode.OUTCOME_UNKNOWN,
+        attempt=call.attempt,
+    )
+
+
+def _store(draft: Draft, row: CommandRow, call: CallState, result: CallResult) -> None:
+    """The outcome, and the row moved to `results` in the same transaction; the collector deletes it."""
+    draft.result(call, result)
+    draft.put(replace(row.due(draft.now_s, queue=RESULTS_QUEUE), lost_after_s=LOST_AFTER_S))
+
+
+def _of_attempt(state: RunState, row: CommandRow | None, attempt: int) -> CallState | None:
+    if row is None or row.call_id is None:
+        return None
+    call = state.call(row.call_id)
+    return call if call is not None and call.open and call.attempt == attempt else None
+
+
+def _held(row: CommandRow, token: LeaseToken | None) -> bool:
+    """The lease is the sender's; or the sender took none and nobody has one."""
+    return row.token == token
+
+
+def _late(state: RunState, event: CallFinished) -> Step:
+    call = state.call(_call_of(event.command_id))
+    if call is None or not call.effect:
+        return miss(state, "call closed or tried by somebody else")
+    draft = Draft(state, 0.0)
+    draft.event(
+        "call.late_result",
+        call_id=call.call_id,
+        tool=call.tool,
+        outcome=event.result.outcome.value,
+        attempt=event.attempt,
+        kept_outcome=call.outcome.value if call.outcome else None,
+    )
+    return draft.step()
+
+
+def _call_of(command_id: CommandId) -> str:
+    return str(command_id)
+
+
+def _stopping(state: RunState) -> bool:
+    return state.status is not RunStatus.WAITING or state.ending == ReasonCode.DEADLINE
