@@ -150,6 +150,10 @@ class RunStore(Protocol):
 
     async def agents(self) -> list[AgentSpec]: ...
 
+    async def finished(self, run_ids: Sequence[RunId]) -> set[RunId]:
+        """Those of the runs that are terminal: what everybody who waits asks, in one reading."""
+        ...
+
     async def run(self, run_id: RunId) -> RunView | None: ...
 
     async def runs(

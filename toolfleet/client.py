@@ -13,7 +13,13 @@ import orjson
 from toolfleet.definitions import unknown_agent
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import AssistantItem
-from toolfleet.schemas.errors import InputError, RunNotFinished, TooLarge, UnknownRun
+from toolfleet.schemas.errors import (
+    InputError,
+    RunNotFinished,
+    TooLarge,
+    ToolfleetError,
+    UnknownRun,
+)
 from toolfleet.schemas.events import CancelRequested
 from toolfleet.schemas.ids import RunId, new_run_id
 from toolfleet.schemas.limits import INPUT_BYTES_MAX, Limits
@@ -24,7 +30,7 @@ from toolfleet.schemas.run import NewRun
 from toolfleet.schemas.views import DueRow, RunEvent, RunView
 
 POLL_FIRST_S = 0.02
-POLL_MAX_S = 0.5
+POLL_MAX_S = 0.25
 FINISHED_EVENT = "run.finished"
 _MAY_HAVE_HAPPENED = (CallOutcome.OK, CallOutcome.NEEDS_HUMAN)  # of a call with an effect
 
@@ -96,6 +102,7 @@ class Client:
         self._publish = publish
         self._reserve_usd = reserve_usd
         self._agents: dict[str, AgentSpec] = {}
+        self._finished = _Finished(store)
 
     def know(self, agents: Sequence[AgentSpec]) -> None:
         """Agents declared in this process: submit needs no reading for them."""
@@ -205,11 +212,9 @@ class Client:
 
     async def wait(self, run_id: str, *, timeout_s: float | None = None) -> RunResult:
         """The result once the run is terminal. Raises TimeoutError after timeout_s; the run goes on."""
+        await self.get(run_id)
         async with asyncio.timeout(timeout_s):
-            pause = POLL_FIRST_S
-            while not (await self.get(run_id)).state.terminal:
-                await asyncio.sleep(pause)
-                pause = min(POLL_MAX_S, pause * 1.5)
+            await self._finished.wait(RunId(run_id))
         return await self.result(run_id)
 
     async def cancel(self, run_id: str, *, by: str = "") -> CancelAck:
@@ -272,6 +277,55 @@ class Client:
         if known is None:
             raise unknown_agent(name, [agent.name for agent in await self.store.agents()])
         return known
+
+
+class _Finished:
+    """Everybody who waits for a run, and the one reading that asks for all of them together.
+
+    The database is asked, not this process: the workers may be in another one.
+    """
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._waiting: dict[RunId, list[asyncio.Future[None]]] = {}
+        self._asking: asyncio.Task[None] | None = None
+
+    async def wait(self, run_id: RunId) -> None:
+        """Until the run is terminal. Raises what the database raises."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(run_id, []).append(answer)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        try:
+            await answer
+        finally:
+            futures = self._waiting.get(run_id, [])
+            if answer in futures:
+                futures.remove(answer)
+            if not futures:
+                self._waiting.pop(run_id, None)
+
+    async def _ask(self) -> None:
+        pause = POLL_FIRST_S
+        while self._waiting:
+            try:
+                ended = await self._store.finished(list(self._waiting))
+            except ToolfleetError as exc:
+                self._answer(list(self._waiting), exc)
+                return
+            self._answer(list(ended), None)
+            pause = POLL_FIRST_S if ended else min(POLL_MAX_S, pause * 1.2)
+            await asyncio.sleep(pause)
+
+    def _answer(self, run_ids: Sequence[RunId], exc: ToolfleetError | None) -> None:
+        for run_id in run_ids:
+            for future in self._waiting.pop(run_id, []):
+                if future.done():
+                    continue
+                if exc is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(exc)
 
 
 def _check(request: RunRequest) -> None:

@@ -81,6 +81,7 @@ class Fleet:
     @overload
     def tool(
         self,
+        /,
         *,
         tier: Tier | str = ...,
         effect: bool = ...,
@@ -270,16 +271,18 @@ class Fleet:
         return self._client
 
     def _new_client(self, embedded: EmbeddedFleet | None) -> Client:
+        from toolfleet.adapters.llm.prices import PriceTable
         from toolfleet.app import open_store
         from toolfleet.client import Client
         from toolfleet.schemas.model import Usage
         from toolfleet.workers.decision.request import estimated_tokens
 
-        model = self._model_client()
+        # A process that only submits needs prices and no key, so it makes no model client.
+        prices = PriceTable(self.settings.openai_base_url) if self._model is None else self._model
 
         def reserve(agent: AgentSpec, size: int) -> float:
             prompt = estimated_tokens(size + len(agent.model_dump_json()))
-            return model.cost_usd(
+            return prices.cost_usd(
                 agent, Usage(input_tokens=prompt, output_tokens=agent.limits.output_tokens_max)
             )
 

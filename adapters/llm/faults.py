@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import email.utils
 import math
+import os
 import re
+import socket
 import time
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -209,6 +211,8 @@ def _causes(exc: BaseException | None) -> list[BaseException]:
 
 def _reason(causes: list[BaseException]) -> str:
     for cause in reversed(causes):
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror.lower()
+        if isinstance(cause, socket.gaierror):
+            return "its name is not known"
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno).lower()
     return "no connection"

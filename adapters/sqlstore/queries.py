@@ -174,6 +174,15 @@ def overdue_runs(connection: Connection, now_s: float, *, limit: int) -> list[Ru
     return [RunId(run_id) for (run_id,) in connection.execute(statement)]
 
 
+_FINISHED = select(t.runs.c.run_id).where(
+    t.runs.c.run_id.in_(bindparam("ids", expanding=True)), t.runs.c.status.in_(_TERMINAL)
+)
+
+
+def finished(connection: Connection, run_ids: Sequence[RunId]) -> set[RunId]:
+    return {RunId(run_id) for (run_id,) in connection.execute(_FINISHED, {"ids": list(run_ids)})}
+
+
 def run_views(connection: Connection, rows: Sequence[Any]) -> list[RunView]:
     states = load_states(connection, [row["run_id"] for row in rows], lock=False)
     return [RunView(codec.run_info(row), states[row["run_id"]][0]) for row in rows]

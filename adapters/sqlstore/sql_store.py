@@ -212,6 +212,9 @@ class SqlStore:
         newest = {orjson.loads(one)["name"]: one for one in found}
         return [AgentSpec.model_validate_json(newest[name]) for name in sorted(newest)]
 
+    async def finished(self, run_ids: Sequence[RunId]) -> set[RunId]:
+        return await self._read(lambda connection, _now: queries.finished(connection, run_ids))
+
     async def run(self, run_id: RunId) -> RunView | None:
         return await self._read(lambda connection, _now: queries.run(connection, run_id))
 

@@ -100,7 +100,10 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     root = dict(schema)
     if not root.keys() & _OPEN_BY_CHOICE:
-        root["unevaluatedProperties"] = False
+        # Where the root is put together of parts, only the later keyword sees the properties of all of them; before
+        # draft 2019-09 it does not exist, and such a root stays open.
+        together = root.keys() & _PUT_TOGETHER
+        root["unevaluatedProperties" if together else "additionalProperties"] = False
     return root
 
 
@@ -242,3 +245,4 @@ def _path(parts: list[str | int]) -> str:
 
 
 _OPEN_BY_CHOICE: Final = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
+_PUT_TOGETHER: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas"})
