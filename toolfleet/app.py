@@ -22,7 +22,7 @@ from sqlalchemy.engine import make_url
 from toolfleet.adapters.broker.memory import MemoryLayer
 from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.folder_lock import FolderLock
-from toolfleet.adapters.sqlstore.sql_store import SqlStore
+from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.adapters.tools.python_function import PythonTools
 from toolfleet.definitions import Registry
 from toolfleet.queues.envelope import Codec, KeyRing

@@ -197,7 +197,7 @@ class Fleet:
 
     async def start_async(self) -> None:
         """As `start`, inside the running loop, which then carries the workers."""
-        from toolfleet.adapters.sqlstore.migrate import upgrade
+        from toolfleet.adapters.store.migrate import upgrade
         from toolfleet.app import EmbeddedFleet, lock_path
 
         lock_path(self.settings.database)

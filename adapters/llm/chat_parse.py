@@ -6,6 +6,7 @@ given. Nothing is repaired here: argument texts go on as they came. Raises Model
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -78,13 +79,13 @@ def parse_reply(answer: Answer) -> ModelReply:
 
 
 def _object(answer: Answer, request_id: str | None) -> dict[str, Any]:
-    try:
+    body: Any = None
+    with contextlib.suppress(ValueError):
         body = loads(answer.body)
-    except ValueError:
-        raise ModelError(bad_reply(answer.host, _kind_of(answer), request_id)) from None
-    if not isinstance(body, dict):
-        raise ModelError(bad_reply(answer.host, "JSON that is not an object", request_id))
-    return body
+    # Raised outside an `except`: a parser's exception holds the whole text it could not read.
+    if isinstance(body, dict):
+        return body
+    raise ModelError(bad_reply(answer.host, _kind_of(answer), request_id))
 
 
 def _kind_of(answer: Answer) -> str:
@@ -95,7 +96,7 @@ def _kind_of(answer: Answer) -> str:
         return "a web page instead of an answer (is the base URL right, and does it end in /v1?)"
     if head.startswith((b"data:", b"event:", b":")):
         return "a stream although none was asked for"
-    return "an answer that is not JSON, or is cut off"
+    return "an answer that is no JSON object, or is cut off"
 
 
 def _first_choice(choices: Any) -> dict[str, Any] | None:

@@ -44,7 +44,7 @@ class ChatRenderer:
     def render(self, request: ModelRequest) -> bytes:
         """The whole body, byte for byte as it is sent."""
         prefix = self._prefix(request.agent, request.tools)
-        history = b",".join(dumps(message) for message in rendered_items(request.items))
+        history = dumps(list(rendered_items(request.items)))[1:-1]
         options = dumps(rendered_options(request, self._profile))
         separator = b"," if history and not prefix.endswith(b"[") else b""
         return b"".join((prefix, separator, history, b"],", options[1:]))

@@ -47,7 +47,7 @@ ERRORS_IN_200 = [
 STREAMS = [r for r in RECORDS if r["status"] == 200 and isinstance(r["body"], str)]
 
 
-def _named(records: list[dict[str, Any]]) -> Any:
+def _named(records: list[dict[str, Any]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("record", [pytest.param(record, id=record["id"]) for record in records])
 
 
@@ -178,12 +178,12 @@ def test_a_stream_nobody_asked_for_runs_no_call_and_is_asked_for_again(record: d
         pytest.param({"choices": ["x"]}, "without choices", id="choices of texts"),
         pytest.param(_choice(None), "without a message", id="message null"),
         pytest.param({"choices": [{}]}, "without a message", id="message missing"),
-        pytest.param([], "not an object", id="array"),
+        pytest.param([], "no JSON object", id="array"),
         pytest.param(b"", "empty answer", id="empty"),
         pytest.param(b'{"choices": [{"mess', "cut off", id="cut off"),
         pytest.param(b"<!DOCTYPE html><html></html>", "web page", id="web page"),
-        pytest.param(b"\xff\xfe\x00", "not JSON", id="no text"),
-        pytest.param(b"[" * 100_000, "not JSON", id="endless nesting"),
+        pytest.param(b"\xff\xfe\x00", "no JSON", id="no text"),
+        pytest.param(b"[" * 100_000, "no JSON", id="endless nesting"),
     ],
 )
 def test_what_is_no_reply_is_a_bad_reply_that_may_be_asked_again(body: Any, what: str) -> None:

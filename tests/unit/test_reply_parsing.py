@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import orjson
@@ -225,7 +226,7 @@ def test_the_answer_to_a_huge_mistake_is_small_and_quotes_nothing() -> None:
 
 
 def test_an_argument_the_tool_does_not_have_is_refused_unless_its_schema_is_open() -> None:
-    part = {"properties": {"a": {}}}
+    part: dict[str, Any] = {"properties": {"a": {}}}
 
     assert _refused('{"x": 1}', "server_info")["field_errors"]
     assert _refused('{"x": 1}', "parameterless")["field_errors"], "no properties are no free-form object"
@@ -356,7 +357,8 @@ def test_whatever_a_model_writes_is_an_object_afterwards_or_an_answer(text: str)
     call.arguments.encode()
     assert "\x00" not in call.arguments
     if call.answer is None and not call.repaired:
-        assert json.loads(call.arguments) == json.loads(text)
+        exact = json.loads(call.arguments, parse_float=Decimal)
+        assert exact == json.loads(text, parse_float=Decimal), "as written, not as the nearest float"
     else:
         assert call.repaired or _content(call)["status"] == "error"
 

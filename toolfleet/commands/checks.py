@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import SecretStr
 
 import toolfleet
-from toolfleet.adapters.sqlstore.inspection import inspect
+from toolfleet.adapters.store.inspection import inspect
 from toolfleet.app import check_tiers, open_store
 from toolfleet.commands.place import Place, database_file, holder, locate, require_migrated, shown
 from toolfleet.schemas.errors import ToolfleetError

@@ -21,7 +21,7 @@ def upgrade(
     app: options.App = None, database: options.Database = None, as_json: options.AsJson = False
 ) -> None:
     """Bring the database to the schema of this program; makes an SQLite file that is not there."""
-    from toolfleet.adapters.sqlstore import migrate
+    from toolfleet.adapters.store import migrate
 
     settings = locate(app, database).settings
     before = _revision(settings)
@@ -64,7 +64,7 @@ def current(
 
 def _revision(settings: Settings) -> str | None:
     """None where there is no schema yet, or no file (which is not made by asking)."""
-    from toolfleet.adapters.sqlstore import migrate
+    from toolfleet.adapters.store import migrate
     from toolfleet.commands.place import database_file
 
     path = database_file(settings.database)

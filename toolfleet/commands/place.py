@@ -65,7 +65,7 @@ def _refuse_other_files(settings: Settings) -> None:
 
 def database_file(database: str) -> Path | None:
     """The file of an SQLite database; None for any other database. Raises UnsafeSettings."""
-    from toolfleet.adapters.sqlstore.engine import parse_url
+    from toolfleet.adapters.store.engine import parse_url
 
     url = parse_url(database)
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
@@ -75,7 +75,7 @@ def database_file(database: str) -> Path | None:
 
 def shown(database: str) -> str:
     """The URL without its password."""
-    from toolfleet.adapters.sqlstore.engine import parse_url
+    from toolfleet.adapters.store.engine import parse_url
 
     return parse_url(database).render_as_string(hide_password=True)
 
@@ -104,7 +104,7 @@ async def opened(settings: Settings) -> AsyncIterator[Client]:
 
 def require_migrated(settings: Settings) -> None:
     """Refuses a database that is not there, not migrated, or newer. Raises NotMigrated, NewerSchema."""
-    from toolfleet.adapters.sqlstore.migrate import check
+    from toolfleet.adapters.store.migrate import check
 
     require_file(settings)
     check(settings.database)

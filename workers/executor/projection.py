@@ -51,16 +51,18 @@ def returned(call: CallState, spec: ToolSpec, answer: ToolReturned) -> Verdict:
 def failed(call: CallState, spec: ToolSpec, answer: ToolFailed) -> Verdict:
     """The outcome of an attempt that did not come back with a value.
 
-    What a tool says itself (BusinessError, PermissionDenied) is final for every tool. Of a tool with an effect,
-    everything else after its start leaves the effect unknown: `needs_human`. Of a read-only tool, passing failures
+    What a tool says itself (BusinessError, PermissionDenied) is final for every tool, unless an earlier attempt of an
+    effect was lost: what is refused now may have happened then. Of a tool with an effect, everything else after its
+    start leaves the effect unknown: `needs_human`. Of a read-only tool, passing failures
     may be tried again, and every other exception is `failed`.
     """
     fields = dict(answer.fields or {})
-    if answer.code == "business_error":
+    unknown_before = call.effect and call.attempt > 1  # an earlier attempt was lost, and may have acted
+    if answer.code == "business_error" and not unknown_before:
         return Verdict(_business(call, answer, fields))
-    if answer.code == "denied":
+    if answer.code == "denied" and not unknown_before:
         return Verdict(_denied(call, answer))
-    if call.effect and answer.began:
+    if call.effect and (answer.began or unknown_before):
         return Verdict(replace(needs_human(call, _cause(call, spec, answer)), tool_s=answer.seconds))
     died = answer.kind == "died"
     passing = not call.effect and (

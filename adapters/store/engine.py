@@ -1,0 +1,133 @@
+"""Opens an engine with what every connection must have, and tells broken infrastructure from a bad statement."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from toolfleet.schemas.errors import NotMigrated, StoreError, StoreUnavailable, UnsafeSettings
+
+READERS: Final = 4  # threads, and connections, for statements that only read
+SQLITE_MIN: Final = (3, 35, 0)  # RETURNING
+SQLITE_PRAGMAS: Final = (
+    "PRAGMA busy_timeout = 10000",  # first, so that it holds for the next one; ms
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",  # an answered commit survives a power cut
+    "PRAGMA foreign_keys = ON",
+)
+URL_HINT: Final = "Write it as sqlite:///path/to/fleet.db or postgresql://host/name."
+WRITING: Final = {"toolfleet_writing": True}
+RETRIED_SQLSTATES: Final = frozenset(
+    {"40001", "40P01"}
+)  # serialization failure, deadlock: the whole batch again
+
+
+def parse_url(url: str) -> URL:
+    """The URL with its driver. Raises UnsafeSettings for a database we do not speak to; its password stays unsaid."""
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+    except (ArgumentError, NoSuchModuleError) as exc:
+        raise UnsafeSettings("the database URL cannot be read", hint=URL_HINT) from exc
+    if backend == "postgresql":
+        return parsed if "+" in parsed.drivername else parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise UnsafeSettings(f"databases of kind {backend!r} are not supported", hint=URL_HINT)
+    return parsed
+
+
+def sqlite_file(url: URL) -> Path | None:
+    """The file of an SQLite database, None for a server."""
+    return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+
+
+def open_engine(url: str) -> Engine:
+    """An engine of this process: never to be used by another one (a fork has to open its own). Connects lazily."""
+    parsed = parse_url(url)
+    file = sqlite_file(parsed)
+    if file is not None and (str(file) in (".", ":memory:") or "mode=memory" in str(parsed)):
+        raise UnsafeSettings(
+            "an SQLite database in memory cannot be shared by the threads of a fleet",
+            hint="Name a file: sqlite:///path/to/fleet.db.",
+        )
+    options: dict[str, Any] = {"pool_size": READERS + 2, "max_overflow": 0}
+    if parsed.get_backend_name() == "postgresql":
+        options["pool_pre_ping"] = True
+    try:
+        engine = create_engine(parsed, **options)
+    except (ImportError, NoSuchModuleError) as exc:
+        raise StoreError(
+            f"the driver of {parsed.drivername!r} is not installed", hint="pip install 'psycopg[binary]'"
+        ) from exc
+    if parsed.get_backend_name() == "sqlite":
+        _prepare_sqlite(engine)
+    return engine
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    if sqlite3.sqlite_version_info < SQLITE_MIN:
+        raise StoreError(
+            f"this Python carries SQLite {sqlite3.sqlite_version}, and {'.'.join(map(str, SQLITE_MIN))} is needed",
+            hint="Use a Python with a newer SQLite.",
+        )
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, record: Any) -> None:
+        connection.isolation_level = None  # sqlite3 itself begins nothing: `_begun` does
+        for pragma in SQLITE_PRAGMAS:
+            connection.execute(pragma)
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        # A transaction that reads first and writes later cannot wait for a lock, it fails at once: so a writing one
+        # takes the write lock at its start, where busy_timeout counts.
+        writing = connection.get_execution_options().get("toolfleet_writing", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+def is_infrastructure(exc: BaseException) -> bool:
+    """The database cannot be used at the moment, whatever the statement was."""
+    if isinstance(exc, PoolTimeout):
+        return True
+    if isinstance(exc, DBAPIError) and exc.connection_invalidated:
+        return True
+    if isinstance(exc, OperationalError):
+        return True
+    return isinstance(exc, InterfaceError) and exc.statement is None
+
+
+def is_passing(exc: BaseException) -> bool:
+    """The same batch may well succeed when it is run again at once."""
+    return isinstance(exc, DBAPIError) and getattr(exc.orig, "sqlstate", None) in RETRIED_SQLSTATES
+
+
+def unavailable(exc: BaseException) -> StoreError:
+    """The error the callers get for it."""
+    cause = str(getattr(exc, "orig", None) or exc).splitlines()[0] if str(exc) else type(exc).__name__
+    if "no such table" in cause:
+        return NotMigrated(
+            f"the database is not migrated: {cause}", hint="Bring it up to date: toolfleet db upgrade"
+        )
+    return StoreUnavailable(
+        f"the database cannot be used: {cause}",
+        hint="Check that it is there, writable and not full; nothing that was accepted is lost.",
+    )
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Inside, a database that is away is StoreUnavailable."""
+    try:
+        yield
+    except Exception as exc:
+        if is_infrastructure(exc):
+            raise unavailable(exc) from exc
+        raise

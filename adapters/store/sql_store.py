@@ -1,0 +1,268 @@
+"""The store over an SQL database: the port, as thin methods over one writing thread and a few reading ones.
+
+Usable from several event loops and threads at once. A fork is survived: the child opens its own connections and never
+touches those of its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from toolfleet.adapters.store import agents as agent_rows
+from toolfleet.adapters.store import dead as dead_rows
+from toolfleet.adapters.store import migrate, reads, relay
+from toolfleet.adapters.store.batch import Batch
+from toolfleet.adapters.store.engine import READERS, open_engine, translated
+from toolfleet.adapters.store.load import database_time
+from toolfleet.adapters.store.writer import Job, Writer
+from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.errors import StoreUnavailable
+from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
+from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Transition
+from toolfleet.schemas.results import CallResult
+from toolfleet.schemas.run import NewRun
+from toolfleet.schemas.views import (
+    CallView,
+    Conversation,
+    DeadLetter,
+    DueRow,
+    HeldLease,
+    RunEvent,
+    RunView,
+    StepView,
+    StoredItem,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What belongs to one process."""
+
+    pid: int
+    engine: Engine
+    writer: Writer
+    readers: ThreadPoolExecutor
+
+
+class SqlStore:
+    """RunStore over SQLite or PostgreSQL. Opened by its first use: raises NotMigrated, NewerSchema, StoreUnavailable.
+
+    `time_source`: seconds since the epoch, used instead of the database's clock (tests).
+    """
+
+    def __init__(self, url: str, machine: Machine, *, time_source: Callable[[], float] | None = None) -> None:
+        self._url = url
+        self._time_source = time_source
+        self._batch = Batch(machine, self._time)
+        self._opened: _Opened | None = None
+        self._opening = threading.Lock()
+        self._closed = False
+        self._inherited: list[
+            _Opened
+        ] = []  # of a parent process: kept, so that nothing ever closes them here
+
+    # -- the machine's transactions ------------------------------------------------------------------------------------
+
+    async def submit(self, runs: Sequence[NewRun]) -> list[Submission]:
+        if not runs:
+            return []
+        (answer,) = await (await self._writer()).write([Job(tuple(runs), again=True)])
+        submissions: list[Submission] = answer
+        return submissions
+
+    async def transact(self, transitions: Sequence[Transition]) -> list[Applied]:
+        return await (await self._writer()).write([Job(one, key=one.run_id) for one in transitions])
+
+    async def mark_sent(self, marks: Sequence[SentMark]) -> None:
+        if marks:
+            (await self._writer()).mark(marks)
+
+    async def renew(self, leases: Sequence[tuple[CommandId, LeaseToken]], lease_s: float) -> set[CommandId]:
+        if not leases:
+            return set()
+
+        def write(connection: Connection) -> set[CommandId]:
+            return relay.renew(connection, leases, self._time(connection) + lease_s)
+
+        return await self._write(write)
+
+    # -- what the keeper asks ------------------------------------------------------------------------------------------
+
+    async def due_rows(self, *, limit: int, broker: str) -> list[DueRow]:
+        return await self._read_now(relay.due_rows, limit=limit, broker=broker)
+
+    async def expired_leases(self, *, limit: int) -> list[tuple[RunId, CommandId, LeaseToken]]:
+        return await self._read_now(relay.expired_leases, limit=limit)
+
+    async def held_leases(self, *, limit: int) -> list[HeldLease]:
+        return await self._read(relay.held_leases, limit=limit)
+
+    async def overdue_runs(self, *, limit: int) -> list[RunId]:
+        return await self._read_now(relay.overdue_runs, limit=limit)
+
+    async def broker_marker(self, name: str) -> str:
+        known = await self._read(relay.broker_marker, name)
+        if known is not None:
+            return known
+        return await self._write(lambda connection: relay.make_broker(connection, name))
+
+    async def note_broker_reset(self, name: str) -> None:
+        await self._write(lambda connection: relay.note_reset(connection, name, self._time(connection)))
+
+    # -- agents --------------------------------------------------------------------------------------------------------
+
+    async def register_agents(self, agents: Sequence[AgentSpec]) -> None:
+        if agents:
+            await self._write(
+                lambda connection: agent_rows.register(connection, agents, self._time(connection))
+            )
+
+    async def agent(self, name: str, version: str | None = None) -> AgentSpec | None:
+        return await self._read(agent_rows.agent, name, version)
+
+    async def agents(self) -> list[AgentSpec]:
+        return await self._read(agent_rows.latest)
+
+    # -- views ---------------------------------------------------------------------------------------------------------
+
+    async def peek_calls(self, command_ids: Sequence[CommandId]) -> list[CallView | None]:
+        def read(connection: Connection, now: float) -> list[CallView | None]:
+            return reads.peek_calls(connection, command_ids, now)
+
+        return await self._read_now(read)
+
+    async def conversation(self, run_id: RunId) -> Conversation | None:
+        return await self._read(reads.conversation, run_id)
+
+    async def finished(self, run_ids: Sequence[RunId]) -> set[RunId]:
+        return await self._read(reads.finished_runs, run_ids)
+
+    async def run(self, run_id: RunId) -> RunView | None:
+        found = await self._read(reads.run_views, [run_id])
+        return found[0] if found else None
+
+    async def runs(
+        self, *, limit: int, before: RunId | None = None, status: str | None = None, agent: str | None = None
+    ) -> list[RunView]:
+        return await self._read(reads.newest_runs, limit=limit, before=before, status=status, agent=agent)
+
+    async def items(self, run_id: RunId) -> list[StoredItem]:
+        return await self._read(reads.stored_items, run_id)
+
+    async def results(self, run_id: RunId) -> list[tuple[int, CallResult]]:
+        return await self._read(reads.call_results, run_id)
+
+    async def steps(self, run_id: RunId) -> list[StepView]:
+        return await self._read(reads.step_views, run_id)
+
+    async def usage(self, run_id: RunId) -> list[dict[str, Any]]:
+        return await self._read(reads.usage_rows, run_id)
+
+    async def events(self, run_id: RunId, *, after: int = 0, limit: int = 1000) -> list[RunEvent]:
+        return await self._read(reads.run_events, run_id, after=after, limit=limit)
+
+    async def counts(self) -> dict[str, int]:
+        return await self._read(reads.counts)
+
+    async def now(self) -> float:
+        return await self._read(self._time)
+
+    # -- dead letters --------------------------------------------------------------------------------------------------
+
+    async def add_dead(self, letter: DeadLetter) -> None:
+        await self._write(lambda connection: dead_rows.add(connection, letter, self._time(connection)))
+
+    async def dead(self, *, limit: int, before: str | None = None) -> list[DeadLetter]:
+        return await self._read(dead_rows.letters, limit=limit, before=before)
+
+    async def dead_letter(self, dead_id: str) -> DeadLetter | None:
+        return await self._read(dead_rows.letter, dead_id)
+
+    async def discard_dead(self, dead_id: str) -> bool:
+        return await self._write(lambda connection: dead_rows.discard(connection, dead_id))
+
+    # -- the process's own ---------------------------------------------------------------------------------------------
+
+    @property
+    def commits(self) -> int:
+        """Write transactions committed by this process."""
+        opened = self._opened
+        return 0 if opened is None or opened.pid != os.getpid() else opened.writer.commits
+
+    async def aclose(self) -> None:
+        """Write what is pending and close every connection. Harmless when repeated."""
+        with self._opening:
+            self._closed = True
+            opened, self._opened = self._opened, None
+        if opened is not None and opened.pid == os.getpid():
+            await asyncio.to_thread(_close, opened)
+
+    def _time(self, connection: Connection) -> float:
+        return database_time(connection) if self._time_source is None else self._time_source()
+
+    async def _writer(self) -> Writer:
+        return (await self._open()).writer
+
+    async def _write(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in a transaction of its own."""
+        (answer,) = await (await self._writer()).write([Job(work, alone=True)])
+        value: T = answer
+        return value
+
+    async def _read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `work` on one snapshot of the database, beside any write that is under way."""
+        opened = await self._open()
+
+        def read() -> T:
+            with translated(), opened.engine.connect() as connection, connection.begin():
+                return work(connection, *args, **kwargs)
+
+        return await asyncio.get_running_loop().run_in_executor(opened.readers, read)
+
+    async def _read_now(
+        self, work: Callable[Concatenate[Connection, float, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self._read(lambda connection: work(connection, self._time(connection), *args, **kwargs))
+
+    async def _open(self) -> _Opened:
+        opened = self._opened
+        if opened is not None and opened.pid == os.getpid():
+            return opened
+        return await asyncio.to_thread(self._open_here)
+
+    def _open_here(self) -> _Opened:
+        with self._opening:
+            if self._closed:
+                raise StoreUnavailable("the store is closed", hint="Open a new one.")
+            pid = os.getpid()
+            if self._opened is not None and self._opened.pid == pid:
+                return self._opened
+            if self._opened is not None:
+                self._inherited.append(
+                    self._opened
+                )  # closing a parent's connection would speak on its socket
+            migrate.check(self._url)
+            engine = open_engine(self._url)
+            writer = Writer(engine, self._batch.carry, relay.write_marks)
+            readers = ThreadPoolExecutor(READERS, thread_name_prefix="toolfleet-reader")
+            self._opened = _Opened(pid, engine, writer, readers)
+            return self._opened
+
+
+def _close(opened: _Opened) -> None:
+    opened.writer.close()
+    opened.readers.shutdown(wait=True)
+    opened.engine.dispose()

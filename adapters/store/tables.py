@@ -1,0 +1,314 @@
+"""The tables, as the newest migration leaves them (a test compares the two).
+
+Conventions: times are seconds since the epoch (double), by the database's clock. JSON is text, stored as it was
+written: byte for byte the same on both databases, and no column of it is ever searched. What reports and sweeps need
+is a real column. `runs` is the row that every transition rewrites, so what never changes and may be large lives in
+`run_inputs`. Children of a run carry no tenant: they are reached through their run; rows that reports read alone do.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData()
+
+
+def _text(name: str) -> Column[str]:
+    return Column(name, Text, nullable=False)
+
+
+def _whole(name: str) -> Column[int]:
+    return Column(name, Integer, nullable=False)
+
+
+def _real(name: str) -> Column[float]:
+    return Column(name, Double, nullable=False)
+
+
+def _flag(name: str) -> Column[bool]:
+    return Column(name, Boolean, nullable=False)
+
+
+def _of_run() -> Column[str]:
+    return Column("run_id", Text, ForeignKey("runs.id"), nullable=False)
+
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _text("tenant"),
+    _text("agent"),
+    _text("agent_version"),
+    _text("lane"),
+    Column("previous_run_id", Text, ForeignKey("runs.id")),
+    Column("idempotency_key", Text),
+    _real("created_at"),
+    Column("deadline_at", Double),
+    _text("status"),
+    Column("reason", Text),
+    _whole("turn"),
+    _text("phase"),
+    Column("finished_at", Double),
+    _whole("model_calls"),
+    _whole("tool_calls"),
+    _whole("corrections"),
+    _whole("input_tokens"),
+    _whole("output_tokens"),
+    _whole("cached_tokens"),
+    _whole("reasoning_tokens"),
+    _real("cost_usd"),
+    _real("active_s"),
+    _real("model_s"),
+    _real("tool_s"),
+    _real("queue_s"),
+    _text("signatures"),  # the repeat window, [[signature, call_id, turn, read_only, ok], ...]
+    _text("state"),  # the rest of RunState, JSON
+    Index(
+        "ix_runs_idempotency",
+        "tenant",
+        "idempotency_key",
+        unique=True,
+        sqlite_where=text("idempotency_key IS NOT NULL"),
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
+    Index(
+        "ix_runs_deadline",
+        "deadline_at",
+        sqlite_where=text("deadline_at IS NOT NULL AND finished_at IS NULL"),
+        postgresql_where=text("deadline_at IS NOT NULL AND finished_at IS NULL"),
+    ),
+    Index(
+        "ix_runs_previous",
+        "previous_run_id",
+        sqlite_where=text("previous_run_id IS NOT NULL"),
+        postgresql_where=text("previous_run_id IS NOT NULL"),
+    ),
+    Index("ix_runs_status", "status", "id"),
+    Index("ix_runs_agent", "agent", "id"),
+)
+
+run_inputs = Table(
+    "run_inputs",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    _text("prompt_version"),
+    _text("toolset_version"),
+    Column("retry_of", Text),
+    _text("request_hash"),
+    _text("correlation_id"),
+    _text("limits"),
+    _text("trace"),
+    _text("metadata"),
+    _text("context"),
+    _text("input"),
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    _of_run(),
+    _whole("turn"),
+    _text("phase"),
+    _real("started_at"),
+    Column("merged_at", Double),
+    Column("ended_at", Double),
+    PrimaryKeyConstraint("run_id", "turn"),
+    sqlite_with_rowid=False,
+)
+
+calls = Table(
+    "calls",
+    metadata,
+    _of_run(),
+    _whole("turn"),
+    _whole("position"),  # in call order, from 0
+    _text("call_id"),
+    _text("tool"),
+    _text("tier"),
+    _text("signature"),
+    _text("wire_id"),
+    _flag("effect"),
+    _flag("idempotent"),
+    _flag("repaired"),
+    _flag("tell_on_denied"),
+    _flag("repeatable"),
+    _whole("attempts_max"),
+    _real("timeout_s"),
+    _text("waiting"),
+    _whole("attempt"),
+    _flag("dispatched"),
+    Column("outcome", Text),  # set in the transaction that stores the result
+    _text("arguments"),
+    PrimaryKeyConstraint("run_id", "turn", "position"),
+    sqlite_with_rowid=False,
+)
+
+results = Table(
+    "results",
+    metadata,
+    _of_run(),
+    _whole("turn"),
+    _text("call_id"),
+    _whole("position"),
+    _text("outcome"),
+    Column("reason", Text),
+    _whole("attempt"),
+    _real("tool_s"),
+    _real("queue_s"),
+    _real("stored_at"),
+    _text("content"),
+    Column("full_text", Text),
+    PrimaryKeyConstraint("run_id", "turn", "call_id"),  # the first terminal outcome wins
+)
+
+items = Table(
+    "items",
+    metadata,
+    _of_run(),
+    _whole("seq"),
+    _whole("turn"),
+    _text("kind"),
+    _text("body"),
+    PrimaryKeyConstraint("run_id", "seq"),
+)
+
+commands = Table(
+    "commands",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _of_run(),
+    _whole("turn"),
+    Column("call_id", Text),
+    _text("queue"),
+    _real("due_at"),
+    Column("sent_at", Double),
+    _whole("sends"),
+    _real("lost_after_s"),
+    _real("check_at"),  # from when on the keeper thinks that it was never sent, or lost (rules.check_at)
+    _whole("deaths"),
+    Column("owner", Text),
+    Column("token", Text),
+    Column("lease_until", Double),
+    _text("body"),  # {"trace": {...}}
+    Index("ix_commands_run", "run_id"),
+    Index(
+        "ix_commands_check",
+        "check_at",
+        sqlite_where=text("token IS NULL"),
+        postgresql_where=text("token IS NULL"),
+    ),
+    Index(
+        "ix_commands_sent",
+        "sent_at",
+        sqlite_where=text("token IS NULL"),
+        postgresql_where=text("token IS NULL"),
+    ),
+    Index(
+        "ix_commands_lease",
+        "lease_until",
+        sqlite_where=text("token IS NOT NULL"),
+        postgresql_where=text("token IS NOT NULL"),
+    ),
+    sqlite_with_rowid=False,
+)
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("token", Text, primary_key=True),  # of the decide lease: names one model call
+    _of_run(),
+    _text("tenant"),
+    _whole("turn"),
+    _whole("attempt"),
+    _text("model"),
+    _text("status"),  # reserved | replied | failed
+    _real("reserved_usd"),
+    _whole("input_tokens"),
+    _whole("output_tokens"),
+    _whole("cached_tokens"),
+    _whole("reasoning_tokens"),
+    _real("cost_usd"),
+    _real("at"),
+    Column("closed_at", Double),
+    Index("ix_usage_run", "run_id"),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    _of_run(),
+    _text("tenant"),
+    _whole("turn"),
+    _text("kind"),
+    _text("outcome"),
+    Column("call_id", Text),
+    Column("tool_name", Text),
+    _whole("attempt"),
+    _real("at"),
+    _text("fields"),
+    Index("ix_steps_run", "run_id", "id"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    _of_run(),
+    _whole("seq"),
+    _text("type"),
+    _real("at"),
+    _text("data"),
+    PrimaryKeyConstraint("run_id", "seq"),
+    sqlite_with_rowid=False,
+)
+
+dead = Table(
+    "dead",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text),  # of the run; nothing is known of a message that cannot be trusted
+    _text("kind"),
+    _text("queue"),
+    _text("reason"),
+    _real("at"),
+    Column("run_id", Text),
+    Column("turn", Integer),
+    Column("call_id", Text),
+    Column("body", LargeBinary),
+    _text("detail"),
+    Index("ix_dead_at", "at", "id"),
+)
+
+agents = Table(
+    "agents",
+    metadata,
+    _text("name"),
+    _text("version"),
+    _whole("rank"),  # the highest of a name is the one registered last
+    _real("registered_at"),
+    _text("spec"),
+    PrimaryKeyConstraint("name", "version"),
+)
+
+brokers = Table(
+    "brokers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _text("marker"),
+    Column("reset_at", Double),
+)

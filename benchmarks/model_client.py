@@ -1,0 +1,135 @@
+"""CPU of one model call through OpenAIChatClient, short and long conversation (PERFORMANCE T7: at most 1.5 ms, flat).
+
+    python benchmarks/model_client.py [--calls N] [--in-flight N]
+
+The server is a process of its own, so that its CPU does not count; what does is the CPU of this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+
+import orjson
+
+from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, ItemResult, MergeItem, UserItem
+from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.outcomes import CallOutcome
+from toolfleet.schemas.tools import ToolSpec
+
+SERVER = """
+import asyncio, sys
+BODY = b'{"id":"c","model":"m","choices":[{"index":0,"finish_reason":"tool_calls","message":{"role":"assistant",' \
+    b'"content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"tool_1","arguments":"{}"}}]}}],' \
+    b'"usage":{"prompt_tokens":900,"completion_tokens":20,"total_tokens":920}}'
+ANSWER = b"HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(BODY) + BODY
+async def serve(reader, writer):
+    try:
+        while True:
+            head = await reader.readuntil(b"\\r\\n\\r\\n")
+            length = next(int(line.split(b":")[1]) for line in head.split(b"\\r\\n") if line.lower().startswith(b"content-length"))
+            await reader.readexactly(length)
+            writer.write(ANSWER)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+ROUNDS = 5
+
+
+def _tools(count: int) -> tuple[ToolSpec, ...]:
+    parameters = {
+        "type": "object",
+        "properties": {
+            name: {"type": "string", "description": f"The {name} of what is asked for, as it was given."}
+            for name in ("order_id", "customer_id", "reason", "note")
+        },
+        "required": ["order_id"],
+    }
+    return tuple(
+        ToolSpec(name=f"tool_{n}", description="Does what it says. " * 8, parameters=parameters)
+        for n in range(count)
+    )
+
+
+def _items(messages: int) -> tuple[Item, ...]:
+    """A conversation of that many messages: one of the user, then turns of a call and its result, and one more."""
+    items: list[Item] = [UserItem("Where is my order A-1?")]
+    while len(items) + 2 <= messages - 1:
+        wire_id = f"call_{len(items)}"
+        call = {"id": wire_id, "type": "function", "function": {"name": "tool_1", "arguments": "{}"}}
+        provider = {"role": "assistant", "content": None, "tool_calls": [call]}
+        calls = (ItemCall(wire_id, wire_id, "tool_1", '{"order_id":"A-1"}'),)
+        items.append(AssistantItem(None, calls, wire="chat_completions", provider=provider))
+        content = orjson.dumps(
+            {"status": "success", "data": {"order": "A-1", "lines": ["x" * 40] * 10}}
+        ).decode()
+        items.append(MergeItem((ItemResult(wire_id, wire_id, CallOutcome.OK, content),)))
+    while len(items) < messages:
+        items.append(UserItem("And what now?"))
+    return tuple(items)
+
+
+async def _measure(client: OpenAIChatClient, request: ModelRequest, calls: int, in_flight: int) -> float:
+    """Seconds of CPU for one call."""
+    left = calls
+
+    async def work() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await client.complete(request)
+
+    started = time.process_time()
+    await asyncio.gather(*(work() for _ in range(in_flight)))
+    return (time.process_time() - started) / calls
+
+
+async def _run(port: int, calls: int, in_flight: int) -> None:
+    client = OpenAIChatClient(f"http://127.0.0.1:{port}/v1")
+    for tool_count, messages in ((3, 2), (3, 42), (20, 2), (20, 42), (20, 200)):
+        agent = AgentSpec(name="bench", model="m", instructions="Be kind. " * 50, tools=_tools(tool_count))
+        request = ModelRequest(agent, _items(messages), agent.tools)
+        size = len(client.render(request))
+        await _measure(client, request, 50, in_flight)  # connections, caches
+        rounds = [await _measure(client, request, calls, in_flight) for _ in range(ROUNDS)]
+        started = time.process_time()
+        for _ in range(200):
+            client.render(request)
+        render_s = (time.process_time() - started) / 200
+        print(
+            f"{tool_count:3} tools {messages:4} messages {size:7} bytes {in_flight:4} in flight: "
+            f"{statistics.median(rounds) * 1e3:.2f} ms a call (min {min(rounds) * 1e3:.2f}), "
+            f"of it rendering {render_s * 1e3:.3f} ms",
+            flush=True,
+        )
+    await client.aclose()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calls", type=int, default=500, help="calls in each of five rounds")
+    parser.add_argument("--in-flight", type=int, default=32)
+    chosen = parser.parse_args()
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            asyncio.run(_run(int(server.stdout.readline()), chosen.calls, chosen.in_flight))
+        finally:
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()
