@@ -57,7 +57,7 @@ lint: setup ## format, lint, types, import rules, generated docs
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	@if ls tests/typing/*.py >/dev/null 2>&1; then echo "$(BIN)/mypy tests/typing"; $(BIN)/mypy tests/typing; fi
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python docs/generate.py --check
 
 fmt: setup ## format, and fix what the linter can fix

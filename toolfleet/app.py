@@ -101,26 +101,9 @@ class Roles:
         decider = Decider(model=model, **working)
         executor = Executor(tools=tools, **working)
         collector = Collector(store=store, publisher=self.publisher, clock=clock, point=point)
-        feed: dict[str, Any] = {"layer": layer, "codec": codec, "store": store, "clock": clock}
         self._counted = (decider, executor, collector)
-        decide_queues = [DECIDE_QUEUES[Lane.INTERACTIVE], DECIDE_QUEUES[Lane.BATCH]]
-        results_batch = POLICIES[RESULTS_QUEUE].fetch_max
-        self.consumers = [
-            Consumer(
-                decider,
-                decide_queues,
-                slots=settings.decide_slots,
-                batch=POLICIES[decide_queues[0]].fetch_max,
-                **feed,
-            ),
-            Consumer(collector, [RESULTS_QUEUE], slots=2 * results_batch, batch=results_batch, **feed),
-            *(
-                Consumer(
-                    executor, [queue], slots=settings.exec_slots, batch=POLICIES[queue].fetch_max, **feed
-                )
-                for queue in EXEC_QUEUES.values()
-            ),
-        ]
+        feed: dict[str, Any] = {"layer": layer, "codec": codec, "store": store, "clock": clock}
+        self.consumers = _consumers(decider, executor, collector, settings, feed)
         self.keeper = Keeper(
             store=store,
             layer=layer,
@@ -162,6 +145,23 @@ class Roles:
         for consumer in self.consumers:
             await consumer.abandon()
         return all(drained)
+
+
+def _consumers(
+    decider: Decider, executor: Executor, collector: Collector, settings: Settings, feed: dict[str, Any]
+) -> list[Consumer]:
+    """One consumer for decisions (interactive first), one for results, one for each tier."""
+    decide_queues = [DECIDE_QUEUES[Lane.INTERACTIVE], DECIDE_QUEUES[Lane.BATCH]]
+    decide_batch = POLICIES[decide_queues[0]].fetch_max
+    results_batch = POLICIES[RESULTS_QUEUE].fetch_max
+    return [
+        Consumer(decider, decide_queues, slots=settings.decide_slots, batch=decide_batch, **feed),
+        Consumer(collector, [RESULTS_QUEUE], slots=2 * results_batch, batch=results_batch, **feed),
+        *(
+            Consumer(executor, [queue], slots=settings.exec_slots, batch=POLICIES[queue].fetch_max, **feed)
+            for queue in EXEC_QUEUES.values()
+        ),
+    ]
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -20,7 +20,8 @@ log = structlog.get_logger("toolfleet.leases")
 T = TypeVar("T")
 
 RENEWALS_PER_LEASE = 3
-COMMIT_TRIES = 6
+COMMIT_TRIES = 64  # with the waits below five minutes: an outage shorter than that costs no work and counts no death
+COMMIT_WAIT_MAX_S = 5.0  # less than a lease: who waits is back before the keeper expires anything
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class Leases:
 
 
 async def commit(store: RunStore, clock: Clock, transitions: Sequence[Transition]) -> list[Applied]:
-    """`store.transact`, tried again while the database is away for a moment: the work it stores was paid for."""
+    """`store.transact`, tried again while the database is away: the work it stores was paid for."""
     for tried in range(1, COMMIT_TRIES + 1):
         try:
             return await store.transact(transitions)
@@ -134,5 +135,5 @@ async def commit(store: RunStore, clock: Clock, transitions: Sequence[Transition
             if tried == COMMIT_TRIES:
                 raise
             log.warning("commit_failed", tried=tried, error=exc.message)
-            await clock.sleep(0.1 * 2**tried)
+            await clock.sleep(min(COMMIT_WAIT_MAX_S, 0.1 * 2**tried))
     raise AssertionError("unreachable")

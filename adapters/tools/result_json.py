@@ -1,10 +1,14 @@
-"""What a tool returned, as strict JSON: no NaN, no half characters, nothing that only Python can read."""
+"""What a tool returned, as strict JSON: no NaN, no half characters, nothing that only Python can read.
+
+Runs in the children for plain functions and on the loop for `async def` tools, so both obey the same rules. Light:
+every child imports it at its start.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -15,120 +19,223 @@ from uuid import UUID
 
 import orjson
 
-DEPTH_MAX = 200
+DEPTH_MAX = 200  # orjson writes 254; a path that long helps nobody
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # what orjson writes exactly
+PATHS_MAX = 10  # of each kind in the notes; the rest are changed all the same
+PATH_CHARS = 200
+REASON_CHARS = 500
+REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Strict JSON. `notes` say what was changed to make it so."""
+    """Strict JSON, with the places that were changed to make it so: the first PATHS_MAX of each kind.
+
+    `non_finite_paths`: NaN and infinities, now null. `replaced_paths`: texts in which lone surrogates or U+0000 are
+    now U+FFFD. A path reads `result.rows[3].mean`.
+    """
 
     body: bytes
-    notes: tuple[str, ...] = ()
+    non_finite_paths: tuple[str, ...] = ()
+    replaced_paths: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return notes_of(self.non_finite_paths, self.replaced_paths)
 
 
 @dataclass(frozen=True, slots=True)
 class Unserialisable:
-    """Not JSON: where and why."""
+    """Not JSON: where, and of which type. Never holds values."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
+    """`size_bytes` is at least this: counting stops soon after the limit."""
+
     size_bytes: int
     limit_bytes: int
 
 
+def to_json(value: Any, *, bytes_max: int) -> Encoded | Unserialisable | TooLarge:
+    """The value as JSON of at most bytes_max bytes; never raises, and its work is bounded by bytes_max.
+
+    Mappings, lists, tuples, texts, booleans, None, finite floats and integers of 64 bits are written as they are;
+    dataclasses as objects, pydantic models as their JSON dump, enums as their values, dates and times in ISO 8601,
+    decimals, UUIDs and paths as text. NaN and infinities become null and broken characters U+FFFD, both told in the
+    answer. Everything else is refused: sets (they have no order), bytes, keys that are not text, what contains
+    itself.
+    """
+    walk = _Walk(bytes_max)
+    try:
+        body = orjson.dumps(walk.plain(value))
+    except _OverBudget:
+        return TooLarge(walk.bytes_seen, bytes_max)
+    except _NotJson as exc:
+        return Unserialisable(str(exc)[:REASON_CHARS])
+    except Exception as exc:  # code of the value's own classes ran: properties, iterators, model_dump
+        return Unserialisable(f"{walk.path()}: reading it raised {type(exc).__name__}"[:REASON_CHARS])
+    if len(body) > bytes_max:
+        return TooLarge(len(body), bytes_max)
+    return Encoded(body, tuple(walk.non_finite), tuple(walk.replaced))
+
+
+def notes_of(non_finite_paths: tuple[str, ...], replaced_paths: tuple[str, ...]) -> tuple[str, ...]:
+    """What to tell the reader of a changed result: a sentence for each kind of change."""
+    said = []
+    if non_finite_paths:
+        said.append(f"not a finite number, given as null: {', '.join(non_finite_paths)}")
+    if replaced_paths:
+        said.append(f"characters that are no text, replaced: {', '.join(replaced_paths)}")
+    return tuple(said)
+
+
 class _NotJson(Exception):
-    pass
+    """Its text is the reason."""
+
+
+class _OverBudget(Exception):
+    """More bytes were counted than are allowed."""
 
 
 @dataclass(slots=True)
-class _Notes:
+class _Walk:
+    """One pass over a value. `bytes_seen` is a lower bound of the JSON's size: it also bounds a value that is small
+    in memory and endless when it is written out (lists that share their parts)."""
+
+    bytes_max: int
+    bytes_seen: int = 0
+    where: list[str | int] = field(default_factory=list)
     non_finite: list[str] = field(default_factory=list)
-    characters: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
 
-    def texts(self) -> tuple[str, ...]:
-        said = []
-        if self.non_finite:
-            said.append(f"not a finite number, given as null: {', '.join(self.non_finite[:10])}")
-        if self.characters:
-            said.append(f"characters that are no text, replaced: {', '.join(self.characters[:10])}")
-        return tuple(said)
+    def plain(self, value: Any) -> Any:
+        if value is None or value is True or value is False:
+            return self._spend(4, value)
+        if isinstance(value, Enum):
+            return self._within("value", value.value)
+        # Through the builtin's own method: a subclass may say something else of itself, or raise.
+        if isinstance(value, str):
+            return self._text(str.__str__(value))
+        if isinstance(value, int):
+            return self._integer(int.__int__(value))
+        if isinstance(value, float):
+            return self._number(float.__float__(value))
+        return self._compound(value)
 
+    def _compound(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return self._object(value.items())
+        if isinstance(value, (list, tuple)):
+            return self._array(value)
+        if isinstance(value, Decimal):
+            return self._text(str(value)) if value.is_finite() else self._not_finite()
+        if isinstance(value, (datetime, date, time)):
+            return self._text(value.isoformat())
+        if isinstance(value, (UUID, PurePath)):
+            return self._text(str(value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return self._object((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        if callable(getattr(value, "model_dump", None)) and not isinstance(value, type):
+            return self._model(value)
+        raise _NotJson(f"{self.path()}: {_type_name(value)} is not JSON")
 
-def to_json(value: Any, *, bytes_max: int) -> Encoded | Unserialisable | TooLarge:
-    """`value` as JSON of at most bytes_max bytes. Dataclasses, pydantic models, dates, decimals, UUIDs and enums are
-    turned into JSON; NaN and infinities become null, with a note; everything else that is not JSON is refused."""
-    notes = _Notes()
-    try:
-        plain = _plain(value, "result", 0, notes)
-        body = orjson.dumps(plain)
-    except _NotJson as exc:
-        return Unserialisable(str(exc))
-    except (TypeError, ValueError, RecursionError) as exc:
-        return Unserialisable(f"result: {exc}")
-    if len(body) > bytes_max:
-        return TooLarge(len(body), bytes_max)
-    return Encoded(body, notes.texts())
+    def _object(self, items: Any) -> dict[str, Any]:
+        self._spend(2)
+        out: dict[str, Any] = {}
+        for key, child in items:
+            if not isinstance(key, str):
+                raise _NotJson(f"{self.path()}: a key is {_type_name(key)}, and JSON has text keys only")
+            name = self._text(str.__str__(key))
+            if name in out:
+                raise _NotJson(f"{self.path()}: two keys become the same text")
+            out[name] = self._within(name, child)
+        return out
 
+    def _array(self, values: list[Any] | tuple[Any, ...]) -> list[Any]:
+        self._spend(2)
+        return [self._within(index, child) for index, child in enumerate(values)]
 
-def _plain(value: Any, path: str, depth: int, notes: _Notes) -> Any:
-    if depth > DEPTH_MAX:
-        raise _NotJson(f"{path[:200]}: nested more than {DEPTH_MAX} deep")
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, Enum):
-        return _plain(value.value, path, depth + 1, notes)
-    if isinstance(value, str):
-        return _text(str(value), path, notes)
-    if isinstance(value, int):
+    def _model(self, value: Any) -> Any:
+        """A pydantic model. Its JSON dump turns a NaN into null silently where the field's type is Any; so the
+        numbers are looked for in its Python dump."""
+        known = len(self.non_finite)
+        plain = self.plain(value.model_dump(mode="json"))
+        missed = [path for path in _non_finite(value.model_dump(), self.path(), 0) if path]
+        self.non_finite[known:] = missed[: max(0, PATHS_MAX - known)] or self.non_finite[known:]
+        return plain
+
+    def _within(self, step: str | int, child: Any) -> Any:
+        if len(self.where) >= DEPTH_MAX:
+            raise _NotJson(f"{self.path()}: nested more than {DEPTH_MAX} deep, or it contains itself")
+        self.where.append(step)
+        plain = self.plain(child)
+        self.where.pop()  # not in a finally: whoever catches wants to know where it was
+        return plain
+
+    def _integer(self, value: int) -> int:
         if not INT_MIN <= value <= INT_MAX:
-            raise _NotJson(f"{path}: an integer of more than 64 bits; return it as text")
-        return int(value)
-    if isinstance(value, float):
-        return _number(float(value), path, notes)
-    return _compound(value, path, depth, notes)
-
-
-def _compound(value: Any, path: str, depth: int, notes: _Notes) -> Any:
-    if isinstance(value, Mapping):
-        return {_key(k, path): _plain(v, f"{path}.{k}", depth + 1, notes) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one, f"{path}[{index}]", depth + 1, notes) for index, one in enumerate(value)]
-    if isinstance(value, Decimal):
-        return _number(float(value), path, notes) if not value.is_finite() else str(value)
-    if isinstance(value, (datetime, date, time)):
-        return value.isoformat()
-    if isinstance(value, (UUID, PurePath)):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return _plain(fields, path, depth + 1, notes)
-    dump = getattr(value, "model_dump", None)
-    if callable(dump) and not isinstance(value, type):
-        return _plain(dump(), path, depth + 1, notes)
-    raise _NotJson(f"{path}: {type(value).__name__} is not JSON")
-
-
-def _key(key: Any, path: str) -> str:
-    if not isinstance(key, str):
-        raise _NotJson(f"{path}: a key is {type(key).__name__}, and JSON has text keys only")
-    return key.encode(errors="replace").decode().replace("\x00", "\ufffd")
-
-
-def _number(value: float, path: str, notes: _Notes) -> float | None:
-    if math.isfinite(value):
+            raise _NotJson(f"{self.path()}: an integer of more than 64 bits; return it as text")
+        self._spend(1)
         return value
-    notes.non_finite.append(path)
-    return None
 
-
-def _text(value: str, path: str, notes: _Notes) -> str:
-    if value.isascii() and "\x00" not in value:
+    def _number(self, value: float) -> float | None:
+        if not math.isfinite(value):
+            return self._not_finite()
+        self._spend(3)
         return value
-    clean = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "\ufffd")
-    if clean != value:
-        notes.characters.append(path)
-    return clean
+
+    def _not_finite(self) -> None:
+        self._spend(4)
+        if len(self.non_finite) < PATHS_MAX:
+            self.non_finite.append(self.path())
+
+    def _text(self, value: str) -> str:
+        self._spend(len(value) + 2)  # before the copies below
+        if value.isascii() and "\x00" not in value:
+            return value
+        try:
+            size = len(value.encode())
+            clean = value.replace("\x00", REPLACEMENT)
+        except UnicodeEncodeError:
+            clean = _without_surrogates(value).replace("\x00", REPLACEMENT)
+            size = len(clean.encode())
+        if clean != value and len(self.replaced) < PATHS_MAX:
+            self.replaced.append(self.path())
+        self._spend(size - len(value))
+        return clean
+
+    def _spend(self, size: int, value: Any = None) -> Any:
+        self.bytes_seen += size
+        if self.bytes_seen > self.bytes_max:
+            raise _OverBudget
+        return value
+
+    def path(self) -> str:
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.where)
+        text = "result" + "".join(steps)
+        return text if len(text) <= PATH_CHARS else f"{text[:PATH_CHARS]}…"
+
+
+def _without_surrogates(value: str) -> str:
+    """Pairs become the one character they stand for, lone ones U+FFFD."""
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _non_finite(value: Any, path: str, depth: int) -> Iterator[str]:
+    if isinstance(value, (float, Decimal)) and not math.isfinite(value):
+        yield path[:PATH_CHARS]
+    if depth > DEPTH_MAX:
+        return
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _non_finite(child, f"{path}.{key}", depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for index, child in enumerate(value):
+            yield from _non_finite(child, f"{path}[{index}]", depth + 1)
+
+
+def _type_name(value: Any) -> str:
+    return str(type(value).__qualname__)[:PATH_CHARS]

@@ -49,7 +49,9 @@ def _open_runs(out: Path) -> int:
         return 0
     with sqlite3.connect(path) as connection:
         try:
-            query = "SELECT count(*) FROM runs WHERE status IN ('queued', 'deciding', 'waiting', 'cancelling')"
+            query = (
+                "SELECT count(*) FROM runs WHERE status IN ('queued', 'deciding', 'waiting', 'cancelling')"
+            )
             return int(connection.execute(query).fetchone()[0])
         except sqlite3.OperationalError:  # killed before the tables were there
             return 0

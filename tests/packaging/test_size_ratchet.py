@@ -22,7 +22,11 @@ MODULE_LINES_MAX = 600
 
 # What is larger than allowed today: "path" or "path::Class.function" -> its lines. A row that is larger than
 # the code, or no longer needed, fails as well: the table follows the code down and never up.
-EXCEPTIONS: dict[str, int] = {}
+EXCEPTIONS: dict[str, int] = {
+    # lists of columns, which nobody reads as a function and nothing may change any more
+    "adapters/store/migrations/versions/rev_0001_initial.py::_history": 68,
+    "adapters/store/migrations/versions/rev_0001_initial.py::_runs": 88,
+}
 
 # Names that say nothing about what is inside, so that anything ends up there (also as a part: string_utils).
 EMPTY_NAMES = {"util", "utils", "common", "helper", "helpers", "manager", "managers", "base", "misc"}

@@ -132,6 +132,12 @@ class Decider:
         except TimeoutError:
             message = f"the model did not answer within {request.timeout_s:g} s"
             raise ModelError(ModelFault("timeout", message, retryable=True)) from None
+        except ModelError:
+            raise
+        except Exception as exc:
+            log.exception("model_client_raised", model=request.agent.model)
+            message = f"the model client raised {type(exc).__name__}"
+            raise ModelError(ModelFault("bad_reply", message, retryable=True)) from exc
 
     async def _agent(self, name: str, version: str) -> AgentSpec | None:
         known = self._agents.get((name, version))

@@ -23,6 +23,8 @@ def leased(state: RunState, event: CallLeased, now_s: float) -> Step:
     """T6, T10: the executor holds the call from here on. Having no effect row yet, an effect that had begun and has
     no outcome is not begun again, unless its tool does nothing twice under our key: it ends `needs_human`."""
     row = state.command(event.command_id)
+    if row is not None and row.token == event.token:
+        return Step(state)  # asked again because the answer was lost: the lease is the sender's already
     refused = refusal_of(row, now_s)
     if refused is not None or row is None:
         return miss(state, refused or "row gone")

@@ -56,6 +56,8 @@ def submitted(state: RunState | None, event: Submitted, now_s: float) -> Step:
 def decision_leased(state: RunState, event: DecisionLeased, now_s: float) -> Step:
     """T2: the lease is taken and the cost reserved; or a limit of time or cost ends the run here."""
     row = state.command(event.command_id)
+    if row is not None and row.token == event.token:
+        return Step(state)  # asked again because the answer was lost: the lease is the sender's already
     refused = refusal_of(row, now_s)
     if refused is not None or row is None:
         return miss(state, refused or "row gone")

@@ -1,0 +1,139 @@
+"""The contract of the store for agents, dead letters and what people look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.contract.store_bench import Bench, OpenBench, over_every_store, play
+from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.ids import new_run_id
+from toolfleet.schemas.tools import ToolSpec
+from toolfleet.schemas.views import DeadLetter
+
+pytestmark = over_every_store
+
+TOOL = ToolSpec(
+    name="look_up", description="d", parameters={"type": "object", "properties": {"b": {}, "a": {}}}
+)
+
+
+def _agent(name: str, instructions: str) -> AgentSpec:
+    return AgentSpec(name=name, model="gpt", instructions=instructions, tools=(TOOL,))
+
+
+def _letter(number: int, at: float) -> DeadLetter:
+    return DeadLetter(
+        id=f"letter-{number}",
+        kind="message",
+        queue="exec.low",
+        reason="malformed_message",
+        at=at,
+        body=b"\x00\xff{",
+        detail="not JSON",
+    )
+
+
+def test_the_agent_registered_last_is_the_current_one(open_bench: OpenBench, tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        old, new, other = _agent("desk", "old"), _agent("desk", "new"), _agent("aide", "x")
+        await bench.store.register_agents([old, other])
+        await bench.store.register_agents([new])
+
+        assert await bench.store.agent("desk") == new
+        assert await bench.store.agent("desk", old.version) == old
+        assert await bench.store.agents() == [other, new]
+        await bench.store.register_agents([old])  # a deployment that is rolled back
+        assert await bench.store.agent("desk") == old
+        assert await bench.store.agents() == [other, old]
+        assert await bench.store.agent("nobody") is None
+        assert await bench.store.agent("desk", "none") is None
+        restored = await bench.store.agent("desk")
+        assert restored is not None and restored.version == old.version
+        await bench.store.register_agents([])
+
+    play(story, open_bench, tmp_path)
+
+
+def test_runs_are_listed_newest_first_in_pages_and_by_status_and_agent(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async def story(bench: Bench) -> None:
+        made = [await bench.accepted(agent=f"agent-{number % 2}") for number in range(6)]
+        done = await bench.completed(agent="agent-0")
+        newest = [run.run_id for run in reversed([*made, done])]
+
+        listed = await bench.store.runs(limit=100)
+        page = await bench.store.runs(limit=2, before=newest[2])
+        finished = await bench.store.runs(limit=100, status="completed")
+        of_agent = await bench.store.runs(limit=2, agent="agent-1", before=newest[1])
+
+        assert [view.info.run_id for view in listed] == newest
+        assert [view.info.run_id for view in page] == newest[3:5]
+        assert [view.info.run_id for view in finished] == [done.run_id]
+        assert [view.info.agent for view in of_agent] == ["agent-1", "agent-1"]
+        assert listed[0] == await bench.store.run(done.run_id)
+        assert await bench.store.counts() == {
+            "runs.queued": 6,
+            "runs.completed": 1,
+            "commands": 6,
+            "leases": 0,
+            "dead": 0,
+        }
+
+    play(story, open_bench, tmp_path)
+
+
+def test_a_run_that_does_not_exist_has_nothing(open_bench: OpenBench, tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        run_id = new_run_id()
+
+        assert await bench.store.run(run_id) is None
+        assert await bench.store.items(run_id) == []
+        assert await bench.store.results(run_id) == []
+        assert await bench.store.steps(run_id) == []
+        assert await bench.store.usage(run_id) == []
+        assert await bench.store.events(run_id) == []
+        assert await bench.store.runs(limit=10) == []
+        assert await bench.store.peek_calls([]) == []
+        assert await bench.store.finished([run_id]) == set()
+
+    play(story, open_bench, tmp_path)
+
+
+def test_dead_letters_are_kept_listed_and_discarded(open_bench: OpenBench, tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        letters = [_letter(number, bench.clock.now + number) for number in range(1, 6)]
+        for letter in letters:
+            await bench.store.add_dead(letter)
+        await bench.store.add_dead(letters[0])
+
+        assert await bench.store.dead(limit=10) == letters[::-1]
+        assert await bench.store.dead(limit=2, before="letter-4") == [letters[2], letters[1]]
+        assert await bench.store.dead(limit=2, before="none") == []
+        assert await bench.store.dead_letter("letter-2") == letters[1]
+        assert await bench.store.dead_letter("none") is None
+        assert await bench.store.discard_dead("letter-2")
+        assert not await bench.store.discard_dead("letter-2")
+        assert (await bench.store.counts())["dead"] == 4
+
+    play(story, open_bench, tmp_path)
+
+
+def test_a_dead_letter_without_a_time_gets_that_of_the_database(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async def story(bench: Bench) -> None:
+        await bench.store.add_dead(_letter(1, 0.0))
+
+        (letter,) = await bench.store.dead(limit=1)
+
+        assert letter.at == bench.clock.now
+
+    play(story, open_bench, tmp_path)
+
+
+def test_now_is_the_time_of_the_store(open_bench: OpenBench, tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        assert await bench.store.now() == bench.clock.now
+
+    play(story, open_bench, tmp_path)
