@@ -16,6 +16,7 @@ from toolfleet.schemas.conversation import AssistantItem
 from toolfleet.schemas.errors import (
     InputError,
     RunNotFinished,
+    StoreUnavailable,
     TooLarge,
     ToolfleetError,
     UnknownRun,
@@ -107,6 +108,11 @@ class Client:
     def know(self, agents: Sequence[AgentSpec]) -> None:
         """Agents declared in this process: submit needs no reading for them."""
         self._agents.update({agent.name: agent for agent in agents})
+
+    async def aclose(self) -> None:
+        """End every wait and close the store."""
+        await self._finished.aclose()
+        await self.store.aclose()
 
     async def submit(self, requests: Sequence[RunRequest]) -> list[str]:
         """Accept runs, all of them or none; returns their ids in order. Once returned, an id is never lost.
@@ -304,6 +310,15 @@ class _Finished:
                 futures.remove(answer)
             if not futures:
                 self._waiting.pop(run_id, None)
+
+    async def aclose(self) -> None:
+        """Ask no more; whoever still waits is told so."""
+        if self._asking is not None and not self._asking.done():
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        self._answer(
+            list(self._waiting), StoreUnavailable("the fleet was stopped while a run was waited for")
+        )
 
     async def _ask(self) -> None:
         pause = POLL_FIRST_S

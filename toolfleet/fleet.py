@@ -214,7 +214,7 @@ class Fleet:
         if embedded is not None:
             await embedded.stop(drain_s=drain_s)
         if client is not None:
-            await client.store.aclose()
+            await client.aclose()
 
     # -- use it ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 from sqlalchemy import Boolean, ClauseElement, Column, Connection, Double, Executable, Table, Text, bindparam
-from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
@@ -104,6 +104,6 @@ def _prepared(
     return str(compiled), itemgetter(*names)
 
 
-def insert_new(table: Table) -> sqlite.Insert:
-    """An insert that leaves out rows whose key is there already. The PostgreSQL compiler writes the same clause."""
-    return sqlite.insert(table).on_conflict_do_nothing()
+def insert_new(table: Table) -> postgresql.Insert:
+    """An insert that leaves out rows whose key is there already. The SQLite compiler writes the same clause."""
+    return postgresql.insert(table).on_conflict_do_nothing()

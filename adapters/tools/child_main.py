@@ -1,162 +1,319 @@
-"""The child's side of the pool: read a job, run one function, write what came of it. One frame each, [u32][JSON].
+"""The child's side of the pool: read a job, run one function, write what came of it.
 
 Whatever a tool does, the parent gets a value: the result is serialised here, inside the try. Started by exec, never
-by fork, and ends with its parent: the kernel kills it (Linux), or it reads the end of the socket.
+by fork. Ends with its parent, and takes what it started along: the kernel does both on Linux, elsewhere the end of a
+pipe does. Imports little, because every child pays for it: pydantic, asyncio and inspect come only when they are
+needed.
+
+Frames are [u32 length][body], and a body is one JSON document, in an answer followed by a line feed and the result's
+own JSON, so that the parent hands a result on without reading it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
+import fcntl
 import importlib
 import importlib.util
-import inspect
 import os
+import resource
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
-import traceback
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
 
 import orjson
 
-from toolfleet.adapters.tools.result_json import Encoded, TooLarge, to_json
-from toolfleet.schemas.tools import ToolContext
+from toolfleet.adapters.tools.result_json import Encoded, TooLarge, Unserialisable, to_json
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TRACEBACK_CHARS = 2_000
+TRACEBACK_FRAMES = 8
 MESSAGE_CHARS = 2_000
+NAME_CHARS = 200
+DATA_BYTES_MAX = 16_000
+RECEIVE_BYTES = 1 << 16
 LENGTH = struct.Struct("!I")
 
-_files: dict[str, Any] = {}
+Caller = Callable[[dict[str, Any], Any], Any]  # (arguments, ToolContext or None) -> what the function returns
 
 
 def main() -> None:
-    fd, parent = int(sys.argv[1]), int(sys.argv[2])
-    _die_with(parent)
+    """Serve the pool that started this process until its socket ends. argv: socket, lifeline, the parent's pid."""
+    fd, lifeline, parent = (int(text) for text in sys.argv[1:4])
+    _end_with(parent, lifeline)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the starting thread's mask is inherited
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which decides
     os.dup2(2, 1)  # what a tool prints must not mix into the parent's output
-    sys.argv = [sys.argv[0]]
-    channel = socket.socket(fileno=fd)
-    setup = orjson.loads(_read(channel))
-    for target in setup["modules"]:
-        _module(target)
-    _write(channel, {"hello": os.getpid()})
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)  # os._exit and SIGKILL flush nothing
+    sys.argv = sys.argv[:1]
+    channel = Channel(fd)
+    setup = orjson.loads(channel.read())
+    _become(setup)
+    targets = Targets()
+    for place in setup["import"]:
+        targets.module(place)
+    me = os.getpid()
+    channel.write(orjson.dumps({"kind": "hello"}))
     while True:
-        job = orjson.loads(_read(channel))
-        _write(channel, run(job, setup["result_bytes_max"]))
+        answer = run(targets, orjson.loads(channel.read()), bytes_max=setup["result_bytes_max"])
+        if os.getpid() != me:  # the tool forked, and its fork came back here
+            os._exit(0)
+        channel.write(answer)
 
 
-def run(job: dict[str, Any], bytes_max: int) -> dict[str, Any]:
-    """One job to one answer; never raises."""
+def run(targets: Targets, job: dict[str, Any], *, bytes_max: int) -> bytes:
+    """One job to the body of one answer; never raises. `began` in it is False where no line of the tool ran."""
     started = time.monotonic()
+    began = False
     try:
-        value = _call(job)
-        seconds = time.monotonic() - started
+        caller = targets.caller(job["target"], job["context_parameter"])
+        context = None if job["context"] is None else _context(job["context"])
+        began = True
+        value = caller(job["arguments"], context)
+        if hasattr(value, "__await__"):
+            value = _awaited(value)
         encoded = to_json(value, bytes_max=bytes_max)
     except BaseException as exc:  # noqa: BLE001 - whatever a tool throws is its answer
-        return {**_raised(exc), "seconds": time.monotonic() - started}
-    if isinstance(encoded, Encoded):
-        return {
-            "kind": "returned",
-            "value": encoded.body.decode(),
-            "notes": encoded.notes,
-            "seconds": seconds,
-        }
-    if isinstance(encoded, TooLarge):
-        return {
-            "kind": "too_large",
-            "size": encoded.size_bytes,
-            "limit": encoded.limit_bytes,
-            "seconds": seconds,
-        }
-    return {"kind": "not_json", "reason": encoded.reason, "seconds": seconds}
+        said = _guarded(lambda: _raised(exc), _UNSPEAKABLE)
+        return orjson.dumps({**said, "began": began, "seconds": time.monotonic() - started})
+    return _encoded(encoded, time.monotonic() - started)
 
 
-def _call(job: dict[str, Any]) -> Any:
-    target = _resolve(job["target"])
-    context = ToolContext(**job["context"])
-    value = target.invoke(job["arguments"], context)
-    if inspect.isawaitable(value):
-        return asyncio.run(_awaited(value))
-    return value
+def _encoded(encoded: Encoded | Unserialisable | TooLarge, seconds: float) -> bytes:
+    match encoded:
+        case Encoded():
+            head = {
+                "kind": "returned",
+                "non_finite": encoded.non_finite_paths,
+                "replaced": encoded.replaced_paths,
+                "seconds": seconds,
+            }
+            return b"\n".join((orjson.dumps(head), encoded.body))
+        case TooLarge():
+            sizes = {"size": encoded.size_bytes, "limit": encoded.limit_bytes}
+            return orjson.dumps({"kind": "too_large", **sizes, "seconds": seconds})
+        case Unserialisable():
+            return orjson.dumps({"kind": "not_json", "reason": _shown(encoded.reason), "seconds": seconds})
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
-
-
-def _resolve(target: str) -> Any:
-    module, _, qualname = target.rpartition(":")
-    found = _module(module)
-    for part in qualname.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _module(name: str) -> Any:
-    """A module by its name, or by its file for what was started as a script."""
-    if not name.endswith(".py"):
-        return importlib.import_module(name)
-    if name not in _files:
-        spec = importlib.util.spec_from_file_location("__toolfleet_main__", name)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"cannot load {name}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["__toolfleet_main__"] = module
-        sys.path.insert(0, os.path.dirname(name))
-        spec.loader.exec_module(module)
-        _files[name] = module
-    return _files[name]
+_UNSPEAKABLE = {"kind": "raised", "type": "", "module": "", "message": "", "data": {}, "tail": ""}
 
 
 def _raised(exc: BaseException) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+    """What can be said of an exception; its own code may raise, never return, or return nonsense."""
+    data = to_json(_guarded(lambda: _data(exc), {}), bytes_max=DATA_BYTES_MAX)
+    kind = type(exc)
+    message = _guarded(lambda: str(getattr(exc, "message", None) or exc), "")
+    tail = f"{_guarded(lambda: _frames(exc), '')}{kind.__qualname__}: {message[:MESSAGE_CHARS]}"
+    return {
+        "kind": "raised",
+        "type": _shown(kind.__name__[:NAME_CHARS]),
+        "module": _shown(str(kind.__module__)[:NAME_CHARS]),
+        "message": _shown(message[:MESSAGE_CHARS]),
+        "data": orjson.Fragment(data.body) if isinstance(data, Encoded) else {},
+        "tail": _shown(tail[-TRACEBACK_CHARS:]),
+    }
+
+
+def _data(exc: BaseException) -> dict[str, Any]:
     describe = getattr(exc, "to_fields", None)
+    if describe is None:
+        return {}
+    fields = dict(describe() if callable(describe) else describe)
+    code = getattr(exc, "code", None)
+    return {**fields, "code": code} if isinstance(code, str) else fields
+
+
+def _frames(exc: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_tb(exc.__traceback__, limit=-TRACEBACK_FRAMES))
+
+
+def _guarded(read: Callable[[], Any], otherwise: Any) -> Any:
     try:
-        message = str(getattr(exc, "message", None) or exc)[:MESSAGE_CHARS]
-        if callable(describe):
-            fields = {**describe(), "code": str(getattr(exc, "code", ""))}
-        orjson.dumps([fields, message])
-    except Exception:  # noqa: BLE001 - an exception that cannot be shown is still an answer
-        fields, message = {}, ""
-    tail = (
-        traceback.format_exception_only(type(exc), None)
-        if not message
-        else traceback.format_tb(exc.__traceback__)
-    )
-    text = "".join(tail)[-TRACEBACK_CHARS:].encode(errors="replace").decode()
-    return {"kind": "raised", "type": type(exc).__name__, "message": message, "fields": fields, "tail": text}
+        return read()
+    except BaseException:  # noqa: BLE001 - an exception that cannot be shown is still an answer
+        return otherwise
 
 
-def _die_with(parent: int) -> None:
+def _shown(text: str) -> str:
+    return text.encode(errors="replace").decode().replace("\x00", "\ufffd")
+
+
+def _context(fields: dict[str, Any]) -> Any:
+    from toolfleet.schemas.tools import ToolContext  # pydantic: 0.1 s that only tools with a context pay
+
+    return ToolContext(**fields)
+
+
+def _awaited(value: Any) -> Any:
+    import asyncio
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait())
+
+
+class TargetNotFound(Exception):
+    """The module is there, and what should be in it is not, or cannot be called."""
+
+
+class Targets:
+    """Modules and functions by the names that jobs give them, each looked up once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, ModuleType] = {}
+        self._callers: dict[tuple[str, str | None], Caller] = {}
+
+    def module(self, place: str) -> ModuleType:
+        """By its name, or by its file for what was started as a script."""
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        if place not in self._files:
+            self._files[place] = _from_file(place, f"__toolfleet_main_{len(self._files)}__")
+        return self._files[place]
+
+    def caller(self, target: str, context_parameter: str | None) -> Caller:
+        """How to call it. Raises what its module raises at import, and TargetNotFound."""
+        key = (target, context_parameter)
+        if key not in self._callers:
+            self._callers[key] = _caller(self._find(target), target, context_parameter)
+        return self._callers[key]
+
+    def _find(self, target: str) -> Any:
+        place, _, qualname = target.rpartition(":")
+        found: Any = self.module(place)
+        for part in qualname.split("."):
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                raise TargetNotFound(f"{place} has no {qualname}") from None
+        return found
+
+
+def _from_file(path: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load {path}")
+    module = importlib.util.module_from_spec(spec)
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as it is for the script itself
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _caller(found: Any, target: str, context_parameter: str | None) -> Caller:
+    if hasattr(found, "spec") and callable(getattr(found, "invoke", None)):  # a declared tool of ours
+        invoke: Caller = found.invoke
+        return invoke
+    function = found if callable(found) else getattr(found, "__wrapped__", None)
+    if not callable(function):
+        raise TargetNotFound(f"{target} is {type(found).__name__}, which cannot be called")
+    if context_parameter is not None:
+        return lambda arguments, context: function(**arguments, **{context_parameter: context})
+    first = _first_required(function)
+
+    def call(arguments: dict[str, Any], context: Any) -> Any:
+        if context is None or first is None or first in arguments:
+            return function(**arguments)
+        return function(context, **arguments)
+
+    return call
+
+
+def _first_required(function: Callable[..., Any]) -> str | None:
+    """The name of the first positional parameter, if it has no default: the place of an unnamed context."""
+    import inspect
+
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some builtins have none
+        return None
+    for one in parameters:
+        positional = one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        return one.name if positional and one.default is one.empty else None
+    return None
+
+
+def _become(setup: dict[str, Any]) -> None:
+    """Take over the parent's import path, and what tools may use of memory."""
+    sys.path[:] = setup["path"]
+    if setup["pythonpath"] is None:  # it was set for the start of this process, not for what tools start
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = setup["pythonpath"]
+    limit = setup["address_space_bytes_max"]
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _end_with(parent: int, lifeline: int) -> None:
+    """Have this process killed when its parent ends, however that happens, with all of its process group."""
     if sys.platform == "linux":
+        # The parent alone holds the other end of the lifeline. When it closes, the kernel kills our whole group: no
+        # Python has to run for it, so it also ends code that holds the interpreter. fcntl(2): F_SETOWN, F_SETSIG.
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+    else:
+        threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
+    os.set_inheritable(lifeline, False)
+    if os.getppid() != parent:  # it ended before the lines above
+        _end_group()
 
 
-def _read(channel: socket.socket) -> bytes:
-    (length,) = LENGTH.unpack(_exactly(channel, LENGTH.size))
-    return _exactly(channel, length)
+def _watch(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    _end_group()
 
 
-def _exactly(channel: socket.socket, count: int) -> bytes:
-    parts = []
-    while count:
-        part = channel.recv(min(count, 1 << 18))
-        if not part:
-            os._exit(0)  # the parent is gone
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+def _end_group() -> NoReturn:
+    os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
-def _write(channel: socket.socket, answer: dict[str, Any]) -> None:
-    body = orjson.dumps(answer)
-    channel.sendall(LENGTH.pack(len(body)) + body)
+class Channel:
+    """Frames over the pool's socket; the end of the socket ends the process."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.set_inheritable(False)
+        # A fork of the tool's must neither read our jobs nor keep the socket open when this process ends.
+        os.register_at_fork(after_in_child=self._socket.close)
+        self._received = bytearray()
+
+    def read(self) -> bytes:
+        while True:
+            if len(self._received) >= LENGTH.size:
+                (length,) = LENGTH.unpack_from(self._received)
+                end = LENGTH.size + length
+                if len(self._received) >= end:
+                    body = bytes(self._received[LENGTH.size : end])
+                    del self._received[:end]
+                    return body
+            part = self._socket.recv(RECEIVE_BYTES)
+            if not part:
+                _end_group()
+            self._received += part
+
+    def write(self, body: bytes) -> None:
+        self._socket.sendall(LENGTH.pack(len(body)) + body)
 
 
 if __name__ == "__main__":

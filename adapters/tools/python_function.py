@@ -47,7 +47,7 @@ class PythonTools:
         targets = [tool.target for tool in self._tools.values() if tool.spec.runner == "child"]
         modules = sorted({target.rpartition(":")[0] for target in targets})
         largest = max((tool.spec.result_bytes_stored for tool in self._tools.values()), default=0)
-        self._pool = ChildPool(size=children, modules=modules, result_bytes_max=largest) if targets else None
+        self._pool = ChildPool(size=children, setup=modules, result_bytes_max=largest) if targets else None
 
     def spec(self, name: str) -> ToolSpec | None:
         tool = self._tools.get(name)
@@ -73,7 +73,12 @@ class PythonTools:
     ) -> ToolAnswer:
         assert self._pool is not None
         fields = {f.name: getattr(context, f.name) for f in dataclasses.fields(context)}
-        job = ChildJob(target=tool.target, arguments=arguments, context=fields)
+        job = ChildJob(
+            target=tool.target,
+            arguments=arguments,
+            context=fields,
+            context_parameter=tool.spec.context_parameter,
+        )
         return _of_child(await self._pool.call(job, timeout_s=timeout_s), tool.spec)
 
 
@@ -130,6 +135,7 @@ def _of_child(reply: ChildReply, spec: ToolSpec) -> ToolAnswer:
                 error_type=reply.error_type,
                 code=str(reply.data.get("code", "")),
                 fields=reply.data,
+                began=reply.began,
                 detail=reply.traceback_tail,
             )
         case ChildUnserialisable():

@@ -75,7 +75,10 @@ def to_json(value: Any, *, bytes_max: int) -> Encoded | Unserialisable | TooLarg
         return TooLarge(walk.bytes_seen, bytes_max)
     except _NotJson as exc:
         return Unserialisable(str(exc)[:REASON_CHARS])
-    except Exception as exc:  # code of the value's own classes ran: properties, iterators, model_dump
+    except (
+        Exception,
+        SystemExit,
+    ) as exc:  # code of the value's own classes ran: properties, iterators, model_dump
         return Unserialisable(f"{walk.path()}: reading it raised {type(exc).__name__}"[:REASON_CHARS])
     if len(body) > bytes_max:
         return TooLarge(len(body), bytes_max)
@@ -115,7 +118,7 @@ class _Walk:
         if value is None or value is True or value is False:
             return self._spend(4, value)
         if isinstance(value, Enum):
-            return self._within("value", value.value)
+            return self.plain(value.value)
         # Through the builtin's own method: a subclass may say something else of itself, or raise.
         if isinstance(value, str):
             return self._text(str.__str__(value))
@@ -143,7 +146,7 @@ class _Walk:
         raise _NotJson(f"{self.path()}: {_type_name(value)} is not JSON")
 
     def _object(self, items: Any) -> dict[str, Any]:
-        self._spend(2)
+        self._enter()
         out: dict[str, Any] = {}
         for key, child in items:
             if not isinstance(key, str):
@@ -151,28 +154,32 @@ class _Walk:
             name = self._text(str.__str__(key))
             if name in out:
                 raise _NotJson(f"{self.path()}: two keys become the same text")
-            out[name] = self._within(name, child)
+            self.where.append(name)
+            out[name] = self.plain(child)
+            self.where.pop()  # not in a finally: who catches wants to know where it was
         return out
 
     def _array(self, values: list[Any] | tuple[Any, ...]) -> list[Any]:
+        self._enter()
+        out = []
+        for index, child in enumerate(values):
+            self.where.append(index)
+            out.append(self.plain(child))
+            self.where.pop()
+        return out
+
+    def _enter(self) -> None:
+        if len(self.where) > DEPTH_MAX:
+            raise _NotJson(f"{self.path()}: nested more than {DEPTH_MAX} deep, or it contains itself")
         self._spend(2)
-        return [self._within(index, child) for index, child in enumerate(values)]
 
     def _model(self, value: Any) -> Any:
         """A pydantic model. Its JSON dump turns a NaN into null silently where the field's type is Any; so the
-        numbers are looked for in its Python dump."""
-        known = len(self.non_finite)
+        numbers are looked for in its Python dump too."""
         plain = self.plain(value.model_dump(mode="json"))
-        missed = [path for path in _non_finite(value.model_dump(), self.path(), 0) if path]
-        self.non_finite[known:] = missed[: max(0, PATHS_MAX - known)] or self.non_finite[known:]
-        return plain
-
-    def _within(self, step: str | int, child: Any) -> Any:
-        if len(self.where) >= DEPTH_MAX:
-            raise _NotJson(f"{self.path()}: nested more than {DEPTH_MAX} deep, or it contains itself")
-        self.where.append(step)
-        plain = self.plain(child)
-        self.where.pop()  # not in a finally: whoever catches wants to know where it was
+        for path in _non_finite(value.model_dump(), self.path(), 0):
+            if path not in self.non_finite and len(self.non_finite) < PATHS_MAX:
+                self.non_finite.append(path)
         return plain
 
     def _integer(self, value: int) -> int:
@@ -215,8 +222,7 @@ class _Walk:
 
     def path(self) -> str:
         steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.where)
-        text = "result" + "".join(steps)
-        return text if len(text) <= PATH_CHARS else f"{text[:PATH_CHARS]}…"
+        return _shown("result" + "".join(steps))
 
 
 def _without_surrogates(value: str) -> str:
@@ -225,8 +231,10 @@ def _without_surrogates(value: str) -> str:
 
 
 def _non_finite(value: Any, path: str, depth: int) -> Iterator[str]:
-    if isinstance(value, (float, Decimal)) and not math.isfinite(value):
-        yield path[:PATH_CHARS]
+    if isinstance(value, float) and not math.isfinite(value):
+        yield _shown(path)
+    if isinstance(value, Decimal) and not value.is_finite():
+        yield _shown(path)
     if depth > DEPTH_MAX:
         return
     if isinstance(value, dict):
@@ -235,6 +243,11 @@ def _non_finite(value: Any, path: str, depth: int) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for index, child in enumerate(value):
             yield from _non_finite(child, f"{path}[{index}]", depth + 1)
+
+
+def _shown(path: str) -> str:
+    clean = path.encode(errors="replace").decode()
+    return clean if len(clean) <= PATH_CHARS else f"{clean[:PATH_CHARS]}…"
 
 
 def _type_name(value: Any) -> str:

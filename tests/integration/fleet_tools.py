@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -43,10 +44,8 @@ def hangs(ctx: ToolContext) -> None:
     """Never come back, whatever is thrown at it."""
     _note(ctx)
     while True:
-        try:
+        with contextlib.suppress(BaseException):
             threading.Event().wait()
-        except BaseException:
-            continue
 
 
 @tool(attempts_max=2)

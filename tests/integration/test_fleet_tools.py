@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration import fleet_tools as tools
 
+from tests.integration import fleet_tools as tools
 from toolfleet import CallOutcome, Fleet, RunStatus, ScriptedModel, call, calls, say
 from toolfleet.client import RunResult
 
