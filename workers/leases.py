@@ -20,7 +20,9 @@ log = structlog.get_logger("toolfleet.leases")
 T = TypeVar("T")
 
 RENEWALS_PER_LEASE = 3
-COMMIT_TRIES = 64  # with the waits below five minutes: an outage shorter than that costs no work and counts no death
+COMMIT_TRIES = (
+    64  # with the waits below five minutes: an outage shorter than that costs no work and counts no death
+)
 COMMIT_WAIT_MAX_S = 5.0  # less than a lease: who waits is back before the keeper expires anything
 
 

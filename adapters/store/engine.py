@@ -10,7 +10,14 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from toolfleet.schemas.errors import NotMigrated, StoreError, StoreUnavailable, UnsafeSettings
@@ -99,7 +106,7 @@ def is_infrastructure(exc: BaseException) -> bool:
         return True
     if isinstance(exc, DBAPIError) and exc.connection_invalidated:
         return True
-    if isinstance(exc, OperationalError):
+    if isinstance(exc, OperationalError) or type(exc) is DatabaseError:  # the latter: a file that is damaged
         return True
     return isinstance(exc, InterfaceError) and exc.statement is None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, and_, bindparam, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, select, union_all, update
 
 from toolfleet.adapters.store import codec, rules
 from toolfleet.adapters.store.dialect import execute_many, insert_new, members
@@ -17,13 +17,18 @@ from toolfleet.schemas.ports import SentMark
 from toolfleet.schemas.views import DueRow, HeldLease
 
 _RESET_AT: Final = select(brokers.c.reset_at).where(brokers.c.name == bindparam("broker")).scalar_subquery()
-# Two partial indexes answer the OR, so that a long queue of rows that only wait costs nothing.
+# A union, not an OR: each half is answered by its own partial index, so that a long queue of rows that only wait
+# costs nothing (SQLite scans all of them for the OR).
+_LATE: Final = select(commands.c.id).where(
+    commands.c.token.is_(None), commands.c.check_at <= bindparam("now")
+)
+_WIPED: Final = select(commands.c.id).where(commands.c.token.is_(None), commands.c.sent_at < _RESET_AT)
 DUE: Final = (
     select(commands)
     .where(
+        commands.c.id.in_(union_all(_LATE, _WIPED)),
         commands.c.token.is_(None),
         commands.c.due_at <= bindparam("now"),
-        or_(commands.c.check_at <= bindparam("now"), commands.c.sent_at < _RESET_AT),
     )
     .order_by(commands.c.due_at, commands.c.id)
     .limit(bindparam("limit"))

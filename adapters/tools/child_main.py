@@ -20,6 +20,7 @@ import resource
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -81,8 +82,7 @@ def run(targets: Targets, job: dict[str, Any], *, bytes_max: int) -> bytes:
             value = _awaited(value)
         encoded = to_json(value, bytes_max=bytes_max)
     except BaseException as exc:  # noqa: BLE001 - whatever a tool throws is its answer
-        said = _guarded(lambda: _raised(exc), _UNSPEAKABLE)
-        return orjson.dumps({**said, "began": began, "seconds": time.monotonic() - started})
+        return orjson.dumps({**_raised(exc), "began": began, "seconds": time.monotonic() - started})
     return _encoded(encoded, time.monotonic() - started)
 
 
@@ -107,7 +107,11 @@ _UNSPEAKABLE = {"kind": "raised", "type": "", "module": "", "message": "", "data
 
 
 def _raised(exc: BaseException) -> dict[str, Any]:
-    """What can be said of an exception; its own code may raise, never return, or return nonsense."""
+    """What can be said of an exception, whatever its own code does; what hangs is ended by the deadline."""
+    return dict(_guarded(lambda: _described(exc), _UNSPEAKABLE))
+
+
+def _described(exc: BaseException) -> dict[str, Any]:
     data = to_json(_guarded(lambda: _data(exc), {}), bytes_max=DATA_BYTES_MAX)
     kind = type(exc)
     message = _guarded(lambda: str(getattr(exc, "message", None) or exc), "")
@@ -286,6 +290,30 @@ def _watch(lifeline: int) -> None:
 def _end_group() -> NoReturn:
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+def spawn(channel: int, lifeline: int, output: int) -> subprocess.Popen[bytes]:
+    """A child of the calling process that runs this module, leader of a session and process group of its own.
+
+    exec, never fork: a lock that another thread of ours holds at a fork stays locked in the child for good. -P: nothing
+    in the current folder may stand in for what a child imports first. faulthandler: the last words of a child that
+    crashes say where.
+    """
+    numbers = (str(channel), str(lifeline), str(os.getpid()))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-X", "faulthandler", "-m", "toolfleet.adapters.tools.child_main", *numbers],
+        pass_fds=(channel, lifeline),
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+
+
+def frame(body: dict[str, Any]) -> bytes:
+    text = orjson.dumps(body)
+    return LENGTH.pack(len(text)) + text
 
 
 class Channel:

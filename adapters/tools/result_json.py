@@ -75,10 +75,7 @@ def to_json(value: Any, *, bytes_max: int) -> Encoded | Unserialisable | TooLarg
         return TooLarge(walk.bytes_seen, bytes_max)
     except _NotJson as exc:
         return Unserialisable(str(exc)[:REASON_CHARS])
-    except (
-        Exception,
-        SystemExit,
-    ) as exc:  # code of the value's own classes ran: properties, iterators, model_dump
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 - the value's own code ran: properties, model_dump
         return Unserialisable(f"{walk.path()}: reading it raised {type(exc).__name__}"[:REASON_CHARS])
     if len(body) > bytes_max:
         return TooLarge(len(body), bytes_max)
@@ -134,7 +131,7 @@ class _Walk:
         if isinstance(value, (list, tuple)):
             return self._array(value)
         if isinstance(value, Decimal):
-            return self._text(str(value)) if value.is_finite() else self._not_finite()
+            return self._text(str(value)) if value.is_finite() else self._number(math.nan)
         if isinstance(value, (datetime, date, time)):
             return self._text(value.isoformat())
         if isinstance(value, (UUID, PurePath)):
@@ -190,14 +187,12 @@ class _Walk:
 
     def _number(self, value: float) -> float | None:
         if not math.isfinite(value):
-            return self._not_finite()
+            self._spend(4)
+            if len(self.non_finite) < PATHS_MAX:
+                self.non_finite.append(self.path())
+            return None
         self._spend(3)
         return value
-
-    def _not_finite(self) -> None:
-        self._spend(4)
-        if len(self.non_finite) < PATHS_MAX:
-            self.non_finite.append(self.path())
 
     def _text(self, value: str) -> str:
         self._spend(len(value) + 2)  # before the copies below

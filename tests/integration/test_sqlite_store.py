@@ -17,14 +17,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, event
 
-from tests.contract.store_bench import ScriptedMachine, lease, new_run, told
+from tests.contract.store_bench import ScriptedMachine, lease, new_run, proposed, replied, settled, told
 from toolfleet.adapters.store import engine as engine_module
+from toolfleet.adapters.store import relay
 from toolfleet.adapters.store.engine import open_engine
 from toolfleet.adapters.store.migrate import upgrade
-from toolfleet.adapters.store.relay import DUE
 from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.schemas.errors import StoreUnavailable, UnsafeSettings
+from toolfleet.schemas.events import CancelRequested, LeaseExpired
 from toolfleet.schemas.ids import CommandId, RunId, new_token
+from toolfleet.schemas.outcomes import RunStatus
 from toolfleet.schemas.ports import Applied, SentMark, Transition
 from toolfleet.schemas.records import AppendEvent, Step
 from toolfleet.schemas.run import NewRun, RunState
@@ -194,9 +196,7 @@ def test_every_connection_has_wal_full_sync_foreign_keys_and_patience(url: str) 
     engine.dispose()
 
 
-def test_writing_transactions_take_the_lock_when_they_begin(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # B101
+def test_writing_transactions_take_the_lock_when_they_begin(url: str) -> None:  # B101
     begun: list[tuple[str, str]] = []
 
     def note(connection: object, cursor: object, statement: str, *rest: object) -> None:
@@ -321,6 +321,19 @@ def test_a_place_that_cannot_be_written_is_an_error_that_says_so(tmp_path: Path)
     asyncio.run(story())
 
 
+def test_a_file_that_is_no_database_is_an_error_that_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "notes.db"
+    file.write_text("buy milk\n" * 1000)
+
+    async def story() -> None:
+        async with opened(f"sqlite:///{file}") as store:
+            with pytest.raises(StoreUnavailable, match="not a database"):
+                await store.now()
+
+    asyncio.run(story())
+    assert file.read_text().startswith("buy milk")
+
+
 @pytest.mark.parametrize("database", ["sqlite://", "sqlite:///:memory:", "mysql://host/x", "nonsense"])
 def test_a_database_that_cannot_be_used_is_refused(database: str) -> None:
     with pytest.raises(UnsafeSettings):
@@ -341,22 +354,21 @@ def test_the_time_is_that_of_the_database(url: str) -> None:
     asyncio.run(story())
 
 
-def test_the_keepers_questions_are_answered_by_indexes(url: str) -> None:
+@pytest.mark.parametrize("asked", ["DUE", "EXPIRED", "HELD", "OVERDUE"])
+def test_the_keepers_questions_are_answered_by_indexes(url: str, asked: str) -> None:
     engine = open_engine(url)
     with engine.connect() as connection:
-        text = str(DUE.compile(dialect=engine.dialect))
-        asked = (1.0, 1.0, "memory", 10)[: text.count("?")]
-        plan = [
-            row[3]
-            for row in connection.exec_driver_sql(
-                f"EXPLAIN QUERY PLAN {text}", (*asked, 0)[: text.count("?")]
-            )
-        ]
+        text = str(getattr(relay, asked).compile(dialect=engine.dialect))
+        parameters = ("x",) * text.count("?")
+        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", parameters)]
     engine.dispose()
 
-    assert not any(step.startswith("SCAN commands") for step in plan), plan
-    assert any("ix_commands_check" in step for step in plan), plan
-    assert any("ix_commands_sent" in step for step in plan), plan
+    whole = [step for step in plan if step.startswith("SCAN") and "USING" not in step]
+    if asked == "HELD":  # all leases, and no other row, in the order of their partial index
+        whole += [] if any("ix_commands_lease" in step for step in plan) else plan
+    else:
+        whole += [step for step in plan if step.startswith(("SCAN commands", "SCAN runs"))]
+    assert whole == [], plan
 
 
 def test_a_bug_in_the_writer_reaches_its_caller_and_the_next_one_is_served(tmp_path: Path) -> None:
@@ -379,10 +391,96 @@ def test_a_bug_in_the_writer_reaches_its_caller_and_the_next_one_is_served(tmp_p
     asyncio.run(story())
 
 
+# -- two connections at once: what must come out the same whoever is first --------------------------------------------------
+
+
+async def _out(store: SqlStore, count: int) -> list[tuple[NewRun, RunState]]:
+    """Runs with two calls out."""
+    found: list[tuple[NewRun, RunState]] = []
+    runs = [new_run() for _ in range(count)]
+    await store.submit(runs)
+    for run in runs:
+        token = new_token()
+        await store.transact([Transition(run.run_id, lease(run.run_id, 1, token))])
+        event = replied(run.run_id, 1, token, proposed(2))
+        (applied,) = await store.transact([Transition(run.run_id, event)])
+        assert applied.state is not None
+        found.append((run, applied.state))
+    return found
+
+
+def test_two_collectors_with_the_last_two_results_merge_once(url: str) -> None:
+    async def story() -> None:
+        async with opened(url) as one, opened(url) as two:
+            out = await _out(one, 30)
+
+            halves = await asyncio.gather(
+                *(
+                    store.transact([Transition(run.run_id, settled(state.calls[n : n + 1]))])
+                    for run, state in out
+                    for n, store in enumerate((one, two))
+                )
+            )
+
+            published = [due.run_id for (applied,) in halves for due in applied.publish]
+            assert sorted(published) == sorted(run.run_id for run, _ in out)
+            for run, _ in out:
+                assert [stored.seq for stored in await one.items(run.run_id)] == [0, 1, 2]
+
+    asyncio.run(story())
+
+
+def test_a_cancel_and_a_last_result_exclude_each_other(url: str) -> None:
+    async def story() -> None:
+        async with opened(url) as one, opened(url) as two:
+            out = await _out(one, 30)
+
+            await asyncio.gather(
+                *(one.transact([Transition(run.run_id, CancelRequested())]) for run, _ in out),
+                *(two.transact([Transition(run.run_id, settled(state.calls))]) for run, state in out),
+            )
+
+            for run, _ in out:
+                view = await two.run(run.run_id)
+                outcomes = {result.outcome.value for _, result in await two.results(run.run_id)}
+                assert view is not None and view.state.status is RunStatus.CANCELLED
+                assert outcomes in ({"ok"}, {"cancelled"})
+                assert view.state.commands == ()
+
+    asyncio.run(story())
+
+
+def test_a_renewal_and_an_expiry_exclude_each_other(url: str) -> None:
+    async def story() -> None:
+        async with opened(url) as one, opened(url) as two:
+            runs = [new_run() for _ in range(30)]
+            await one.submit(runs)
+            tokens = [new_token() for _ in runs]
+            for run, token in zip(runs, tokens, strict=True):
+                await one.transact([Transition(run.run_id, lease(run.run_id, 1, token, lease_s=-1.0))])
+
+            expiring = asyncio.gather(
+                *(
+                    two.transact([Transition(run.run_id, LeaseExpired(decide(run), token))])
+                    for run, token in zip(runs, tokens, strict=True)
+                )
+            )
+            pairs = [(decide(run), token) for run, token in zip(runs, tokens, strict=True)]
+            kept = await one.renew(pairs, 30.0)
+            expired = [applied for (applied,) in await expiring]
+
+            ended = {decide(run) for run, each in zip(runs, expired, strict=True) if each.missed is None}
+            assert kept | ended == {decide(run) for run in runs}
+            assert kept & ended == set()
+
+    asyncio.run(story())
+
+
 # -- processes -----------------------------------------------------------------------------------------------------------------
 
 CLAIMER = """
 import asyncio, sys
+from pathlib import Path
 from tests.contract.store_bench import lease
 from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.schemas.ids import RunId, new_token
@@ -391,7 +489,7 @@ from toolfleet.workers.machine import MACHINE
 
 async def main():
     store = SqlStore(sys.argv[1], MACHINE)
-    run_ids = [RunId(line) for line in open(sys.argv[2]).read().split()]
+    run_ids = [RunId(line) for line in Path(sys.argv[2]).read_text().split()]
     won = 0
     for run_id in run_ids:
         (applied,) = await store.transact([Transition(run_id, lease(run_id, 1, new_token()))])

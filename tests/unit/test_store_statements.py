@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Executable
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
 from sqlalchemy.sql.base import Executable as AnyExecutable
 from sqlalchemy.sql.elements import ClauseElement
 
@@ -24,6 +24,8 @@ from toolfleet.schemas.conversation import (
 )
 from toolfleet.schemas.outcomes import CallOutcome
 
+POSTGRESQL = make_url("postgresql+psycopg://").get_dialect()()
+SQLITE = make_url("sqlite://").get_dialect()()
 MODULES = (agents, apply, batch, dead, load, reads, relay)
 
 
@@ -47,7 +49,7 @@ STATEMENTS = {
 def _postgres(name: str) -> str:
     statement = STATEMENTS[name]
     assert isinstance(statement, ClauseElement)
-    return " ".join(str(statement.compile(dialect=postgresql.dialect())).split())
+    return " ".join(str(statement.compile(dialect=POSTGRESQL)).split())
 
 
 def test_the_statements_are_found() -> None:
@@ -60,7 +62,7 @@ def test_a_statement_compiles_for_both_databases(name: str) -> None:
     assert isinstance(statement, ClauseElement)
 
     assert "json_each" not in _postgres(name) and "julianday" not in _postgres(name)
-    assert "FOR UPDATE" not in str(statement.compile(dialect=sqlite.dialect()))
+    assert "FOR UPDATE" not in str(statement.compile(dialect=SQLITE))
 
 
 @pytest.mark.parametrize(

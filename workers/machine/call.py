@@ -187,7 +187,7 @@ def _held(row: CommandRow, token: LeaseToken | None) -> bool:
 
 def _late(state: RunState, event: CallFinished) -> Step:
     call = state.call(_call_of(event.command_id))
-    if call is None or not call.effect:
+    if call is None or not call.effect or call.outcome == event.result.outcome:
         return miss(state, "call closed or tried by somebody else")
     draft = Draft(state, 0.0)
     draft.event(

@@ -1,0 +1,102 @@
+"""The transition table as data: which statuses may follow each event in each status of a run.
+
+A test drives `reduce` through thousands of states and compares; `docs/state_machine.md` is generated from here.
+An event that is not listed for a status is always a miss there: somebody was faster, or the step is gone. `MISS`
+beside other statuses means that it depends on the row: gone, not due, leased by another, or of another attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from toolfleet.schemas.outcomes import RunStatus
+
+MISS: Final = "miss"
+Next = tuple[str, ...]
+
+TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
+    RunStatus.QUEUED: {
+        "DecisionLeased": (RunStatus.DECIDING, RunStatus.LIMIT_REACHED, MISS),
+        "CancelRequested": (RunStatus.CANCELLED,),
+        "DeadlineReached": (RunStatus.LIMIT_REACHED, MISS),
+    },
+    RunStatus.DECIDING: {
+        "ModelReplied": (
+            RunStatus.COMPLETED,
+            RunStatus.FAILED,
+            RunStatus.LIMIT_REACHED,
+            RunStatus.QUEUED,
+            RunStatus.WAITING,
+        ),
+        "ModelFailed": (RunStatus.FAILED, RunStatus.QUEUED),
+        "RunUnworkable": (RunStatus.FAILED,),
+        "LeaseExpired": (RunStatus.FAILED, RunStatus.QUEUED, MISS),
+        "HandedBack": (RunStatus.QUEUED, MISS),
+        "CancelRequested": (RunStatus.CANCELLED,),
+        "DeadlineReached": (RunStatus.LIMIT_REACHED, MISS),
+    },
+    RunStatus.WAITING: {
+        "CallLeased": (RunStatus.WAITING, MISS),
+        "CallFinished": (RunStatus.WAITING, MISS),
+        "CallRetry": (RunStatus.LIMIT_REACHED, RunStatus.QUEUED, RunStatus.WAITING, MISS),
+        "CallsSettled": (
+            RunStatus.DENIED,
+            RunStatus.LIMIT_REACHED,
+            RunStatus.QUEUED,
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "CallAnswered": (RunStatus.DENIED, RunStatus.QUEUED, RunStatus.WAITING, MISS),
+        "LeaseExpired": (RunStatus.LIMIT_REACHED, RunStatus.QUEUED, RunStatus.WAITING, MISS),
+        "HandedBack": (RunStatus.WAITING, MISS),
+        "CancelRequested": (RunStatus.CANCELLED, RunStatus.CANCELLING),
+        "DeadlineReached": (RunStatus.LIMIT_REACHED, RunStatus.WAITING, MISS),
+    },
+    RunStatus.CANCELLING: {
+        "CallLeased": (RunStatus.CANCELLING, MISS),
+        "CallFinished": (RunStatus.CANCELLING, MISS),
+        "CallsSettled": (RunStatus.CANCELLED, MISS),
+        "LeaseExpired": (RunStatus.CANCELLED, RunStatus.CANCELLING, MISS),
+    },
+    RunStatus.COMPLETED: {},
+    RunStatus.NEEDS_INPUT: {},
+    RunStatus.LIMIT_REACHED: {
+        "CallFinished": (RunStatus.LIMIT_REACHED, MISS),
+    },
+    RunStatus.DENIED: {
+        "CallFinished": (RunStatus.DENIED, MISS),
+    },
+    RunStatus.FAILED: {},
+    RunStatus.CANCELLED: {
+        "CallFinished": (RunStatus.CANCELLED, MISS),
+    },
+}
+
+EVENTS: Final[dict[str, str]] = {
+    "DecisionLeased": "T2: a decision worker takes the lease and the cost is reserved; a limit may end the run here",
+    "ModelReplied": "T3, T4: the reply is stored; its calls go out, or the run ends",
+    "ModelFailed": "T5: no reply; asked again later, or given up",
+    "RunUnworkable": "T4: nobody can work on this decision",
+    "CallLeased": "T6, T10: an executor takes the lease of a call; an effect counts as begun from here on",
+    "CallFinished": "T7, T11: an executor stores an outcome; a late one of an effect is kept as evidence",
+    "CallRetry": "T8: a read-only call is due again, or has used up its attempts or its deaths",
+    "CallsSettled": "T12: the collector counts outcomes and merges a turn that has them all",
+    "CallAnswered": "T22: a client or a callback answers a call that waits for it",
+    "LeaseExpired": "T16, T17: a holder went silent; at the third death the step is given up",
+    "HandedBack": "T24: a stopping worker gives the step back",
+    "CancelRequested": "T21: nothing new begins; effects that have begun run to their outcome",
+    "DeadlineReached": "T23: as a cancel, ending in limit_reached",
+}
+
+STATUSES: Final[dict[RunStatus, str]] = {
+    RunStatus.QUEUED: "A decision is outstanding and nobody holds it.",
+    RunStatus.DECIDING: "A decision worker holds the decision and asks the model.",
+    RunStatus.WAITING: "Calls of the current turn are out; some may be done.",
+    RunStatus.CANCELLING: "Cancelled, and an effect that had begun has no outcome yet. It ends `cancelled`.",
+    RunStatus.COMPLETED: "The model answered. Terminal.",
+    RunStatus.NEEDS_INPUT: "The agent asks the user back. Terminal; no event leads here yet.",
+    RunStatus.LIMIT_REACHED: "A limit stopped it; the partial results are kept. Terminal.",
+    RunStatus.DENIED: "A call was not permitted; its turn was completed first. Terminal.",
+    RunStatus.FAILED: "It could not go on, for the reason in `reason`. Terminal.",
+    RunStatus.CANCELLED: "Somebody cancelled it. Terminal.",
+}
