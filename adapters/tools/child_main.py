@@ -46,6 +46,16 @@ Caller = Callable[[dict[str, Any], Any], Any]  # (arguments, ToolContext or None
 
 def main() -> None:
     """Serve the pool that started this process until its socket ends. argv: socket, lifeline, the parent's pid."""
+    try:
+        _serve()
+    except BaseException:  # noqa: BLE001 - above all what the user's modules raise at import
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)  # at once: an orderly end closes the socket first, and would be cut short by the pool
+
+
+def _serve() -> NoReturn:
     fd, lifeline, parent = (int(text) for text in sys.argv[1:4])
     _end_with(parent, lifeline)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the starting thread's mask is inherited

@@ -88,6 +88,7 @@ class _Child:
     alive: bool = True
     calls: int = 0
     unsent: bytes = b""
+    began: bool = False  # it may have seen the whole request
     received: bytearray = field(default_factory=bytearray)
     printed: bytearray = field(default_factory=bytearray)
 
@@ -107,8 +108,8 @@ class ChildPool:
         address_space_bytes_max: int | None = None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> None:
-        """setup: modules or files that each child imports at its start (`modules` is the same). on_output: is given
-        what children print, in the loop's thread; without it only the last of it is kept, for ChildDied."""
+        """setup, modules: names or files that each child imports at its start. on_output: is given what children
+        print, in the loop's thread; without it only the last of it is kept, for ChildDied."""
         assert size > 0 and result_bytes_max > 0 and calls_per_child_max > 0
         self._size = size
         self._frame_bytes_max = result_bytes_max + FRAME_MARGIN
@@ -150,14 +151,11 @@ class ChildPool:
         if self._closing:
             return _CLOSED
         self.stats.calls += 1
-        if self._places.locked() and wait_s_max is not None:
-            try:
-                async with asyncio.timeout(wait_s_max):
-                    await self._places.acquire()
-            except TimeoutError:
-                return ChildDied("busy", f"no child was free within {wait_s_max:g} s", began=False)
-        else:
-            await self._places.acquire()
+        try:
+            async with asyncio.timeout(wait_s_max if self._places.locked() else None):
+                await self._places.acquire()
+        except TimeoutError:
+            return ChildDied("busy", f"no child was free within {wait_s_max:g} s", began=False)
         try:
             return await self._placed(request, timeout_s)
         finally:
@@ -202,7 +200,7 @@ class ChildPool:
                 return reply
             if answer is _End.LATE:
                 return ChildTimedOut(timeout_s)
-            if answer is _End.CLOSED or not child.unsent:
+            if answer is _End.CLOSED or child.began:
                 return await self._died(child, answer)
         return ChildDied("unknown", "children end before a call can be sent to them", began=False)
 
@@ -212,7 +210,7 @@ class ChildPool:
         future: asyncio.Future[bytes | _End] = loop.create_future()
         child.answer = future
         timer = loop.call_later(timeout_s, self._late, child, future)
-        child.unsent = request
+        child.unsent, child.began = request, False
         try:
             self._send(child)
             return await future
@@ -226,14 +224,12 @@ class ChildPool:
             timer.cancel()
 
     def _give_back(self, child: _Child) -> None:
-        if not child.alive:
-            return
         child.calls += 1
         if child.received:  # more than one answer
             self._kill(child, _End.PROTOCOL)
         elif child.calls >= self._calls_max:
             self._kill(child, _End.RETIRED)
-        else:
+        elif child.alive:
             self._idle.append(child)
 
     async def _start(self) -> _Child | ChildDied:
@@ -260,7 +256,6 @@ class ChildPool:
         return self._last_failure
 
     def _exec(self) -> _Child:
-        loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             channel, far_channel = socket.socketpair()
             ours.callback(channel.close)
@@ -275,6 +270,7 @@ class ChildPool:
             ours.pop_all()
         channel.setblocking(False)
         os.set_blocking(output, False)
+        loop = asyncio.get_running_loop()
         child = _Child(process, channel, lifeline, output, exited=loop.create_future())
         self._all.add(child)
         self.stats.spawned += 1
@@ -290,6 +286,7 @@ class ChildPool:
             pass  # nothing was taken
         except OSError:
             return self._kill(child, _End.GONE)
+        child.began = not child.unsent
         if child.unsent and not waited:
             asyncio.get_running_loop().add_writer(child.channel.fileno(), self._send, child, True)
         elif waited and not child.unsent:
@@ -301,7 +298,10 @@ class ChildPool:
             part = child.channel.recv(RECEIVE_BYTES)
         except BlockingIOError:
             return
-        except OSError:
+        except (
+            OSError
+        ) as exc:  # unix(7) on Linux: a reset is an end with the request, or a part of it, unread
+            child.began &= not isinstance(exc, ConnectionResetError)
             part = b""
         if not part:
             return self._kill(child, _End.GONE)
@@ -376,7 +376,7 @@ class ChildPool:
         """Why and how, as soon as the kernel tells."""
         await asyncio.wait([child.exited], timeout=EXIT_WAIT_S)
         code = child.exited.result() if child.exited.done() else None
-        died = ChildDied("unknown", "it ended, and nobody knows how", began=not child.unsent)
+        died = ChildDied("unknown", "it ended, and nobody knows how", began=child.began)
         match why:
             case _End.CLOSED:
                 died = replace(_CLOSED, began=died.began)

@@ -85,14 +85,18 @@ def _shape(state: RunState) -> None:
     if undecided:
         assert [row.is_decide for row in rows] == [True], "1: not exactly one decision is outstanding"
         assert not state.calls
-        assert (rows[0].token is not None) == (state.status is RunStatus.DECIDING), "1: status and lease differ"
+        assert (rows[0].token is not None) == (state.status is RunStatus.DECIDING), (
+            "1: status and lease differ"
+        )
         return
     assert rows, "1, P1: nothing is outstanding"
     by_call = {row.call_id: row for row in rows}
     for call in state.calls:
         row = by_call.pop(call.call_id, None)
         if call.open:
-            assert row is not None and row.queue == f"exec.{call.tier.value}", "1: an open call without its row"
+            assert row is not None and row.queue == f"exec.{call.tier.value}", (
+                "1: an open call without its row"
+            )
         else:
             assert row is None or row.queue == RESULTS_QUEUE, "1: a closed call has a row outside results"
             assert not call.dispatched, "4: a closed call counts as begun"
@@ -194,10 +198,14 @@ def _attempts(before: RunState, event: Event, step: Step) -> None:
             assert by == 0 or (by == 1 and isinstance(event, CallRetry | CallLeased)), "6: attempts jumped"
     opened = [record for record in step.records if isinstance(record, OpenUsage)]
     if after.turn == before.turn and after.model_attempt > before.model_attempt:
-        assert isinstance(event, DecisionLeased) and len(opened) == 1, "6: a model attempt without a usage row"
+        assert isinstance(event, DecisionLeased) and len(opened) == 1, (
+            "6: a model attempt without a usage row"
+        )
         assert opened[0].token == event.token and opened[0].attempt == after.model_attempt
         cost = after.counters.cost_usd
-        assert not opened[0].reserved_usd or cost <= after.limits.cost_usd_max + _CENT, "6: too much is reserved"
+        assert not opened[0].reserved_usd or cost <= after.limits.cost_usd_max + _CENT, (
+            "6: too much is reserved"
+        )
     else:
         assert not opened, "6: a usage row without a model attempt"
 
@@ -230,7 +238,9 @@ def _leases(before: RunState, event: Event, step: Step, now_s: float) -> None:
             assert old.due_at <= now_s, "10: begun before it was due"
             assert isinstance(event, DecisionLeased | CallLeased) and event.token == row.token
         if row.due_at != old.due_at:
-            assert (row.sent_at, row.sends, row.token) == (None, 0, None), "a row is due again and counts as sent"
+            assert (row.sent_at, row.sends, row.token) == (None, 0, None), (
+                "a row is due again and counts as sent"
+            )
         _deaths(old, row, event)
     for letter in step.records:
         if isinstance(letter, AppendDead):
@@ -240,7 +250,9 @@ def _leases(before: RunState, event: Event, step: Step, now_s: float) -> None:
 def _deaths(old: CommandRow, row: CommandRow, event: Event) -> None:
     more = row.deaths - old.deaths
     assert more in (0, 1), "7: deaths jumped"
-    assert more == 0 or (_died(event) and getattr(event, "command_id", None) == row.id), "7: a death of nothing"
+    assert more == 0 or (_died(event) and getattr(event, "command_id", None) == row.id), (
+        "7: a death of nothing"
+    )
 
 
 def _died(event: Event) -> bool:

@@ -6,6 +6,7 @@ exactly once, whatever settled its last call.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from toolfleet.schemas.commands import DECIDE_QUEUES, CommandRow
@@ -14,7 +15,7 @@ from toolfleet.schemas.ids import decide_command_id
 from toolfleet.schemas.limits import REPEAT_WINDOW
 from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, RunStatus, TurnPhase
 from toolfleet.schemas.records import AppendStep
-from toolfleet.schemas.run import CallState, RunState, Signature
+from toolfleet.schemas.run import RunState, Signature
 from toolfleet.workers.machine import limits
 from toolfleet.workers.machine.draft import Draft
 
@@ -38,7 +39,7 @@ def _merge(draft: Draft) -> None:
     draft.add(AppendStep("merge", state.turn, "merged", fields={"results": len(state.calls)}))
     draft.event("turn.merged", turn=state.turn, results=len(state.calls))
     draft.change(
-        window=(*state.window, *(_remembered(state, call) for call in state.calls))[-REPEAT_WINDOW:],
+        window=(*state.window, *_remembered(state))[-REPEAT_WINDOW:],
         withdrawn=_withheld(state),
     )
     state = draft.state
@@ -55,9 +56,12 @@ def _merge(draft: Draft) -> None:
         next_turn(draft)
 
 
-def _remembered(state: RunState, call: CallState) -> Signature:
-    ok = limits.counts_as_ok(call.outcome)
-    return Signature(call.signature, call.call_id, state.turn, read_only=not call.effect, ok=ok)
+def _remembered(state: RunState) -> Iterator[Signature]:
+    """What the repeat gate sees of this turn: not the calls that were kept from running, for asking again is right."""
+    for call in state.calls:
+        if call.outcome is not CallOutcome.NOT_RUN:
+            ok = limits.counts_as_ok(call.outcome)
+            yield Signature(call.signature, call.call_id, state.turn, read_only=not call.effect, ok=ok)
 
 
 def _withheld(state: RunState) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def gate(state: RunState, event: ModelReplied) -> Gated:
     verdicts = tuple(_verdict(state, proposed, event.parallel, tally) for proposed in event.calls)
     return Gated(
         verdicts=verdicts,
-        corrections=1 if invalid else 0,
+        corrections=1 if invalid and tally.ending != ReasonCode.CORRECTIONS_MAX else 0,
         withdrawn=(*state.withdrawn, *sorted(tally.withdrawn - set(state.withdrawn))),
         ending=tally.ending,
     )

@@ -1,0 +1,169 @@
+"""The tools: what each attempt does is drawn from (seed, call, attempt), so that a repeat meets the same world."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+
+from tests.simulation.faults import Faults
+from tests.simulation.outside import Ledger, Seen
+from tests.simulation.plan import POISON, TOOLS
+from tests.simulation.process import Killed, Process
+from toolfleet.schemas.ports import ToolAnswer, ToolFailed, ToolReturned
+from toolfleet.schemas.tools import ToolContext, ToolSpec
+
+BIG = "x" * 40_000  # more than rides along in a message
+
+# What an attempt may come to beside "ok", with weights. Names of effects say what happens before the answer.
+_READ = {
+    "raised": 2,
+    "connection": 3,
+    "retryable": 3,
+    "timed_out": 2,
+    "died": 2,
+    "business": 2,
+    "denied": 1,
+    "not_json": 1,
+    "big": 2,
+}
+_EFFECT = {
+    "raised_before": 2,
+    "raised_after": 3,
+    "silent_before": 1,
+    "silent_after": 2,
+    "late": 3,
+    "died_before": 1,
+    "died_after": 1,
+    "business": 2,
+    "denied": 1,
+}
+
+
+class SimulatedTools:
+    """The tool backend of one process; implements schemas.ports.ToolBackend."""
+
+    def __init__(
+        self,
+        process: Process,
+        seed: int,
+        faults: Faults,
+        ledger: Ledger,
+        hit: Callable[..., Awaitable[None]],
+        later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        self._process = process
+        self._seed = seed
+        self._faults = faults
+        self._ledger = ledger
+        self._hit = hit
+        self._later = later
+
+    def spec(self, name: str) -> ToolSpec | None:
+        return None if name in self._process.missing else TOOLS.get(name)
+
+    async def run(
+        self, name: str, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float
+    ) -> ToolAnswer:
+        await self._hit("tool.before", call_id=context.call_id, tool=name)
+        spec = TOOLS[name]
+        rng = random.Random(f"{self._seed}:{context.call_id}:{context.attempt}")
+        seen = self._ledger.begin(
+            self._process.name,
+            context.call_id,
+            name,
+            context.attempt,
+            woken_at=self._process.woken_at,
+        )
+        if name in POISON:
+            seen.kills += 1
+            self._faults.poison(self._process, f"{name} {context.call_id}")
+            raise Killed(self._process.name)
+        what = self._faults.tool_outcome(name, context.attempt, _EFFECT if spec.effect else _READ, rng)
+        latency_s = rng.choice((0.01, 0.05, 0.2, 0.5, 1.0, 3.0))
+        if spec.effect:
+            key = context.idempotency_key if spec.idempotent else None
+            return await self._effect(seen, arguments, what, latency_s, timeout_s, key, rng)
+        return await self._read(seen, arguments, what, latency_s, timeout_s)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    async def _read(
+        self, seen: Seen, arguments: dict[str, Any], what: str, latency_s: float, timeout_s: float
+    ) -> ToolAnswer:
+        if what == "timed_out":
+            await self._wait(timeout_s)
+            return ToolFailed("timed_out", "no answer", timeout_s)
+        await self._wait(latency_s)
+        if what == "died":
+            seen.deaths += 1
+            return ToolFailed("died", "its process ended", latency_s)
+        if what == "retryable":
+            seen.not_before = asyncio.get_running_loop().time() + 4.0
+            return _failed(
+                "Retryable", latency_s, code="retryable", retry_after_s=4.0, reason_code="unavailable"
+            )
+        if what in ("ok", "big"):
+            return ToolReturned(
+                orjson.dumps({"n": arguments["n"], "pad": BIG if what == "big" else ""}), latency_s
+            )
+        return _common(what, latency_s)
+
+    async def _effect(
+        self,
+        seen: Seen,
+        arguments: dict[str, Any],
+        what: str,
+        latency_s: float,
+        timeout_s: float,
+        key: str | None,
+        rng: random.Random,
+    ) -> ToolAnswer:
+        """`late`: the request is out and acts whatever becomes of its sender; the others act inside the process."""
+        who = self._process.name
+        if what == "late":
+            self._later(
+                rng.choice((0.1, 2.0, 45.0, 100.0)), lambda: self._ledger.act("outside", seen, key=key)
+            )
+        elif what in ("ok", "raised_after", "silent_after", "died_after"):
+            if rng.random() < 0.5:
+                self._later(latency_s / 2, lambda: self._ledger.act("outside", seen, key=key))
+                await self._wait(latency_s)
+            else:
+                await self._wait(latency_s / 2)
+                self._ledger.act(who, seen, key=key)
+                await self._wait(latency_s / 2)
+        if what == "ok":
+            await self._hit("tool.acted", call_id=seen.call_id, tool=seen.tool)
+            return ToolReturned(orjson.dumps({"n": arguments["n"], "pad": ""}), latency_s)
+        if what in ("late", "silent_before", "silent_after"):
+            await self._wait(timeout_s)
+            return ToolFailed("timed_out", "no answer", timeout_s)
+        if what.startswith("died"):
+            return ToolFailed("died", "its process ended", latency_s)
+        return _common(what, latency_s)
+
+    async def _wait(self, seconds: float) -> None:
+        await self._process.clock.sleep(seconds)
+
+
+def _common(what: str, seconds: float) -> ToolFailed:
+    match what:
+        case "connection":
+            return _failed("ConnectionResetError", seconds)
+        case "business":
+            return _failed("BusinessError", seconds, code="business_error", reason_code="not_found")
+        case "denied":
+            return _failed("PermissionDenied", seconds, code="denied", reason_code="permission_denied")
+        case "not_json":
+            return ToolFailed("not_json", "NaN", seconds)
+        case _:
+            return _failed("ValueError", seconds)
+
+
+def _failed(error_type: str, seconds: float, *, code: str = "", **fields: Any) -> ToolFailed:
+    return ToolFailed("raised", "it failed", seconds, error_type=error_type, code=code, fields=fields)
