@@ -342,8 +342,7 @@ class ChildPool:
             return
         child.alive = False
         self._all.discard(child)
-        if child in self._idle:
-            self._idle.remove(child)
+        self._idle = [one for one in self._idle if one is not child]
         # Before it is reaped: until then its number cannot belong to anybody else.
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
             os.killpg(child.process.pid, signal.SIGKILL)

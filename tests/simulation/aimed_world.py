@@ -133,6 +133,11 @@ def stop(world: World, hit: Hit) -> None:
     world.stop(hit.process)
 
 
+def stop_at_once(world: World, hit: Hit) -> None:
+    """Without the time to let anything end."""
+    world.stop(hit.process, 0.0)
+
+
 QUIET: dict[str, Scenario] = {
     f"the database is away for {seconds:g} s from {at} on ({run.turns[0].calls[0].name})": trapped(
         run, at, outage(seconds), came_to(DONE, *outcome, deaths_=0)
@@ -155,6 +160,23 @@ QUIET: dict[str, Scenario] = {
         ("collect.before_settle", READS, (OK, OK)),
     )
 }
+
+
+# Its lease is not handed back: nobody may begin it again.
+QUIET["SIGTERM while an effect is out"] = trapped(
+    ONE_SEND,
+    "tool.before",
+    stop_at_once,
+    came_to(DONE, HUMAN, deaths_=1),
+    scripted={("send", 1): "silent_after"},
+)
+QUIET["SIGTERM while an effect with a key is out"] = trapped(
+    ONE_PAY,
+    "tool.before",
+    stop_at_once,
+    came_to(DONE, OK, acts_=1, deaths_=1),
+    scripted={("pay", 1): "silent_after"},
+)
 
 
 # -- poison (13) -------------------------------------------------------------------------------------------------------

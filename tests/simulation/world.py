@@ -253,15 +253,16 @@ class World:
 
         self.loop.call_later(seconds, thaw, context=outside())
 
-    def stop(self, process: Process) -> None:
-        """SIGTERM: as the composition root does it, then gone."""
+    def stop(self, process: Process, grace_s: float | None = None) -> None:
+        """SIGTERM: as the composition root does it, then gone. `grace_s`: how long it waits for steps in flight."""
+        grace_s = self.rng.choice((0.0, 1.0)) if grace_s is None else grace_s
         deployed = self.alive[process.kind, process.slot]
         if deployed.process is not process or deployed.stopping:
             return
         deployed.stopping = True
 
         async def stop() -> None:
-            await deployed.stop(self.rng.choice((0.0, 1.0)))
+            await deployed.stop(grace_s)
             self.story.say(process.name, "has stopped")
             self.kill(process)
 

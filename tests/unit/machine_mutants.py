@@ -1,0 +1,375 @@
+"""Guards of the machine, taken out one at a time: each has to be missed by a test.
+
+`python tests/unit/machine_mutants.py` prints one line of JSON per mutant. It imports what is heavy once and forks for each
+mutant; the child loads the machine with the changed source, from memory, and runs the quick tests of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+PACKAGE = "toolfleet.workers.machine"
+QUICK_TESTS = ("turns", "stops", "repeats", "fences")
+NOT_QUICK = "not AnyOrder and not sixty_four"
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` stands once in `module`; `new` takes its place."""
+
+    module: str
+    name: str
+    old: str
+    new: str
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("draft", "a row may be worked on before it is due", "row.due_at > now_s", "False"),
+    Mutant("draft", "a leased row may be leased", "if row.token is not None:", "if False:"),
+    Mutant("turn", "a run may be submitted twice", "if state is not None:", "if False:"),
+    Mutant("turn", "no limit before a model call", "limits.before_model_call(state, now_s)", "None"),
+    Mutant("turn", "the reservation does not count", "draft.count(cost_usd=reserve)", "draft.count()"),
+    Mutant(
+        "turn", "an old token may commit a decision", "row.token == token and row.is_decide", "row.is_decide"
+    ),
+    Mutant(
+        "turn",
+        "the usage of a late reply is lost",
+        'Step(state, (usage,), missed="lease lost")',
+        'miss(state, "")',
+    ),
+    Mutant(
+        "turn", "calls of a refusal run", 'event.reply.finish not in ("content_filter", "refusal")', "True"
+    ),
+    Mutant("turn", "empty replies without end", "used.empty_replies >= 1 or used.corrections", "-1"),
+    Mutant(
+        "turn",
+        "a model is asked without end",
+        "draft.state.model_failures < state.limits.model_attempts_max",
+        "True",
+    ),
+    Mutant("turn", "a decision is not consumed", "draft.drop(lambda old: old.id == row.id)", "pass"),
+    Mutant(
+        "turn",
+        "a refused model call costs",
+        "draft.count(cost_usd=-state.counters.reserved_usd)\n    draft.set",
+        "draft.set",
+    ),
+    Mutant(
+        "call",
+        "a begun effect begins again",
+        "if call.effect and call.dispatched:\n        if not",
+        "if False:\n        if not",
+    ),
+    Mutant(
+        "call", "every effect counts as idempotent", "not call.idempotent or call.attempt", "call.attempt"
+    ),
+    Mutant(
+        "call",
+        "an effect has attempts without end",
+        "call.attempt >= call.attempts_max or _stopping",
+        "_stopping",
+    ),
+    Mutant("call", "an effect begins again in a run that stops", " or _stopping(state):", ":"),
+    Mutant(
+        "call",
+        "an effect begins in a run that stops",
+        "elif call.effect and _stopping(state):",
+        "elif False:",
+    ),
+    Mutant(
+        "call", "an effect does not count as begun", "draft.set_call(call.call_id, dispatched=True)", "pass"
+    ),
+    Mutant(
+        "call",
+        "the lease is not the sender's already",
+        "if row is not None and row.token == event.token:",
+        "if False:",
+    ),
+    Mutant("call", "an old attempt counts", "call.open and call.attempt == attempt", "call.open"),
+    Mutant(
+        "call", "a second outcome counts", "call.open and call.attempt == attempt", "call.attempt == attempt"
+    ),
+    Mutant(
+        "call",
+        "an old token may finish a read",
+        "if not call.effect and not _held(row, event.token):",
+        "if False:",
+    ),
+    Mutant(
+        "call",
+        "an effect is finished that never began",
+        "if call.effect and not call.dispatched:",
+        "if False:",
+    ),
+    Mutant(
+        "call",
+        "late outcomes are no evidence",
+        "not call.effect or call.outcome ==",
+        "True or call.outcome ==",
+    ),
+    Mutant(
+        "call",
+        "an old token may retry a read",
+        'if not _held(row, event.token):\n        return miss(state, "lease lost")\n    assert',
+        "assert",
+    ),
+    Mutant("call", "a read is tried without end", "elif event.attempt >= call.attempts_max:", "elif False:"),
+    Mutant("call", "children may die without end", "if event.died and deaths >= DEATHS_MAX:", "if False:"),
+    Mutant(
+        "call",
+        "a retry is due at once",
+        "draft.put(row.due(now_s + event.delay_s))",
+        "draft.put(row.due(now_s))",
+    ),
+    Mutant("call", "a message settles an effect", "call.open and not call.effect", "call.open"),
+    Mutant(
+        "call",
+        "a call is settled twice",
+        "call is not None and call.open and not",
+        "call is not None and not",
+    ),
+    Mutant("call", "anybody may answer a call", " or call.waiting not in _ANSWERABLE:", ":"),
+    Mutant(
+        "call",
+        "a lost effect counts as failed",
+        "if call.effect and call.dispatched:\n        draft.result",
+        "if False:\n        draft.result",
+    ),
+    Mutant("call", "an outcome stays in its queue", "queue=RESULTS_QUEUE", "queue=row.queue"),
+    Mutant("closing", "a turn is merged while calls are open", " and not draft.state.open_calls:", ":"),
+    Mutant("closing", "a turn is merged in any phase", "draft.state.phase is TurnPhase.CALLS and", ""),
+    Mutant("closing", "rows of closed calls stay", "draft.drop(lambda row: row.call_id in closed)", "pass"),
+    Mutant("closing", "a cancelled run goes on", "if state.status is RunStatus.CANCELLING:", "if False:"),
+    Mutant(
+        "closing", "a limit in the turn does not end the run", "elif state.ending is not None:", "elif False:"
+    ),
+    Mutant("closing", "a denied call does not end the run", "elif denied is not None:", "elif False:"),
+    Mutant("closing", "a denial told to the model ends the run", " and not c.tell_on_denied", ""),
+    Mutant("closing", "no limit after a merge", "limits.after_merge(state, draft.now_s)", "None"),
+    Mutant(
+        "closing",
+        "a tool whose effect is unknown stays",
+        "if c.effect and c.outcome is",
+        "if False and c.outcome is",
+    ),
+    Mutant(
+        "closing",
+        "calls that were not run count as made",
+        "if call.outcome is not CallOutcome.NOT_RUN:",
+        "if True:",
+    ),
+    Mutant("closing", "the window grows without end", "[-REPEAT_WINDOW:]", ""),
+    Mutant("closing", "a terminal run keeps its rows", "        commands=(),\n", ""),
+    Mutant("closing", "tool time is not active time", "draft.count(active_s=state.turn_tool_s)", "pass"),
+    Mutant("closing", "model attempts are never forgotten", "        model_failures=0,\n", ""),
+    Mutant(
+        "gates",
+        "corrections without end",
+        "if invalid and state.counters.corrections >=",
+        "if False and 0 >=",
+    ),
+    Mutant(
+        "gates",
+        "a correction that is not given counts",
+        " and tally.ending != ReasonCode.CORRECTIONS_MAX",
+        "",
+    ),
+    Mutant("gates", "calls of a run that ends run", "if tally.ending is not None:", "if False:"),
+    Mutant(
+        "gates",
+        "a turn has calls without end",
+        "if call.index >= state.limits.calls_per_turn_max:",
+        "if False:",
+    ),
+    Mutant(
+        "gates", "a run has calls without end", "if state.counters.tool_calls + tally.admitted >=", "if -1 >="
+    ),
+    Mutant(
+        "gates",
+        "calls of one turn are not counted",
+        "state.counters.tool_calls + tally.admitted",
+        "state.counters.tool_calls",
+    ),
+    Mutant("gates", "a withdrawn tool runs", "if call.tool not in tally.withdrawn:", "if True:"),
+    Mutant("gates", "a repeatable tool is stopped", "call.repeatable or ", ""),
+    Mutant("gates", "repeats without end", "if made >= REPEAT_STOPS_AT:", "if False:"),
+    Mutant("gates", "nothing is withdrawn", "tally.withdrawn.add(call.tool)", "pass"),
+    Mutant("gates", "an effect is reused", "None if call.effect else ", ""),
+    Mutant("gates", "several at a time", "if not parallel and tally.admitted >= 1:", "if False:"),
+    Mutant("limits", "a read is reused after an effect", "if not entry.read_only:", "if False:"),
+    Mutant("limits", "a failure is reused", "return entry if entry.ok else None", "return entry"),
+    Mutant(
+        "limits",
+        "the model is asked after the deadline",
+        "<= now_s:\n        return ReasonCode.DEADLINE\n    if state.turn > l",
+        "< 0:\n        return ReasonCode.DEADLINE\n    if state.turn > l",
+    ),
+    Mutant(
+        "limits",
+        "the model is asked after its seconds",
+        "if used.active_s >= limits.active_seconds_max:",
+        "if False:",
+    ),
+    Mutant("limits", "the model is asked above its cost", "if used.next_reserve_usd > 0 and", "if False and"),
+    Mutant(
+        "limits",
+        "a turn follows the deadline",
+        "<= now_s:\n        return ReasonCode.DEADLINE\n    if state.turn >=",
+        "< 0:\n        return ReasonCode.DEADLINE\n    if state.turn >=",
+    ),
+    Mutant("limits", "turns without end", "if state.turn >= state.limits.turns_max:", "if False:"),
+    Mutant(
+        "limits",
+        "a turn follows the seconds",
+        "if state.counters.active_s >= state",
+        "if False and 0 >= state",
+    ),
+    Mutant(
+        "lease", "an old lease may expire", "row.token != event.token or row.lease_until", "row.lease_until"
+    ),
+    Mutant(
+        "lease",
+        "a live lease may expire",
+        "if row.lease_until >= now_s and not event.owner_gone:",
+        "if False:",
+    ),
+    Mutant("lease", "a dead owner keeps its lease", " and not event.owner_gone", ""),
+    Mutant("lease", "deaths without end", "if row.deaths < DEATHS_MAX:", "if True:"),
+    Mutant("lease", "every lost lease is a death", "(1 if event.death else 0)", "1"),
+    Mutant("lease", "a lost decision stays deciding", "draft.change(status=RunStatus.QUEUED)\n", "pass\n"),
+    Mutant(
+        "lease",
+        "an old token may hand back",
+        "if row is None or row.token != event.token:",
+        "if row is None:",
+    ),
+    Mutant("lease", "a begun effect is handed back", "if held is not None and held.dispatched:", "if False:"),
+    Mutant(
+        "lease",
+        "a hand-back is a model attempt",
+        "model_attempt=max(0, state.model_attempt - 1)",
+        "model_attempt=state.model_attempt",
+    ),
+    Mutant(
+        "stop",
+        "a begun effect is cancelled",
+        "if not call.dispatched:\n            draft.result(call, _c",
+        "if True:\n            draft.result(call, _c",
+    ),
+    Mutant(
+        "stop",
+        "a begun effect is not run",
+        "if not call.dispatched:\n            draft.result(\n",
+        "if True:\n            draft.result(\n",
+    ),
+    Mutant("stop", "a cancel in a turn is forgotten", "draft.change(status=RunStatus.CANCELLING)", "pass"),
+    Mutant(
+        "stop", "a deadline in a turn is forgotten", "draft.change(ending=str(ReasonCode.DEADLINE))", "pass"
+    ),
+    Mutant("stop", "a deadline comes early", " or state.deadline_at > now_s", ""),
+    Mutant("stop", "a cancel is acknowledged twice", "if state.status is RunStatus.CANCELLING:", "if False:"),
+)
+
+
+def source_of(mutant: Mutant) -> str:
+    """The changed source; AssertionError if `old` does not stand there exactly once."""
+    text = (ROOT / "workers" / "machine" / f"{mutant.module}.py").read_text()
+    assert text.count(mutant.old) == 1, f"{mutant.name}: {mutant.old!r} stands {text.count(mutant.old)} times"
+    return text.replace(mutant.old, mutant.new)
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module from text; reads and writes no bytecode."""
+
+    def __init__(self, fullname: str, path: str, text: str) -> None:
+        super().__init__(fullname, path)
+        self._text = text
+
+    def get_data(self, path: str) -> bytes:
+        if not path.endswith(".py"):
+            raise OSError("no bytecode of a mutant")
+        return self._text.encode()
+
+    def set_data(self, path: str, data: bytes, *, _mode: int = 0o666) -> None:
+        pass
+
+
+class _Finder:
+    """Finds the mutated module before anybody else does."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._name = f"{PACKAGE}.{mutant.module}"
+        self._text = source_of(mutant)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        found = PathFinder.find_spec(name, path, target)
+        assert found is not None and found.origin is not None
+        return importlib.machinery.ModuleSpec(
+            name, _Loader(name, found.origin, self._text), origin=found.origin
+        )
+
+
+def _tested(mutant: Mutant | None) -> int:
+    """The exit code of the quick tests, in this process, with the machine changed."""
+    import pytest
+
+    if mutant is not None:
+        sys.meta_path.insert(0, _Finder(mutant))  # type: ignore[arg-type]
+    files = [str(Path(__file__).with_name(f"test_machine_{name}.py")) for name in QUICK_TESTS]
+    quiet = ["-q", "-x", "-p", "no:randomly", "-p", "no:terminal", "-k", NOT_QUICK]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return int(pytest.main([*quiet, *files]))
+
+
+def _in_a_child(mutant: Mutant | None) -> int:
+    """The child's process id. It exits with the code of its tests."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        code = _tested(mutant)
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    """One line per mutant, as JSON: its name and the exit code of the tests (1: some failed, 0: none)."""
+    sys.path.insert(0, str(ROOT))
+    os.chdir(ROOT)
+    import hypothesis.stateful  # noqa: F401  # loaded once, before the forks
+    import pytest  # noqa: F401
+
+    import toolfleet.schemas.ports
+    import toolfleet.workers.collector.merge  # noqa: F401
+
+    assert not any(name.startswith(PACKAGE) for name in sys.modules), "too early"
+    waiting: list[Mutant | None] = [None, *MUTANTS]
+    running: dict[int, str] = {}
+    while waiting or running:
+        while waiting and len(running) < 2:  # the machines that test this have two cores
+            mutant = waiting.pop(0)
+            running[_in_a_child(mutant)] = "" if mutant is None else mutant.name
+        child, status = os.wait()
+        print(json.dumps([running.pop(child), os.waitstatus_to_exitcode(status)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
