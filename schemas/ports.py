@@ -61,7 +61,7 @@ class Transition:
 class Applied:
     """What a transition came to.
 
-    `missed` set: nothing was written (R6). `publish`: rows this transition put or made due and that are due now,
+    `missed` set: the state did not change, and only the records of the miss were written (R6). `publish`: rows this transition put or made due and that are due now,
     unleased: to be published after the commit, then `mark_sent`. `now_s` is the time of the database.
     """
 
@@ -119,9 +119,9 @@ class RunStore(Protocol):
         ...
 
     async def due_rows(self, *, limit: int, broker: str) -> list[DueRow]:
-        """T15: rows due, no token, and either unsent for UNSENT_AFTER_S since they became due, or lost (sent longer
-        ago than lost_after_s times min(2^sends, LOST_BACKOFF_MAX)), or sent before that broker's `reset_at`. Oldest due
-        first."""
+        """T15: rows due, no token, and either unsent for UNSENT_AFTER_S since they were written (so a row written to be
+        due later goes out when it is due), or lost (sent longer ago than lost_after_s, doubled with each further send,
+        at most LOST_BACKOFF_MAX times), or sent before that broker's `reset_at`. Oldest due first."""
         ...
 
     async def expired_leases(self, *, limit: int) -> list[tuple[RunId, CommandId, LeaseToken]]: ...

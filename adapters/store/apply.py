@@ -208,9 +208,9 @@ class Writes:
         for row in after.commands:
             old = known.pop(row.id, None)
             if old is None:
-                self.inserted["commands"].append(codec.new_command_values(after.run_id, trace, row))
+                self.inserted["commands"].append(codec.new_command_values(after.run_id, trace, row, self.now))
             elif old != row:
-                self.changed_commands.append({"key_id": row.id, **codec.command_values(row)})
+                self.changed_commands.append({"key_id": row.id, **codec.command_values(row, self.now)})
         self.deleted_commands.extend(known)
 
     def _records(self, run_id: RunId, tenant: str, records: Sequence[Record]) -> None:

@@ -249,7 +249,7 @@ def call_result(row: Row) -> CallResult:
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-def command_values(row: CommandRow) -> dict[str, Any]:
+def command_values(row: CommandRow, now: float) -> dict[str, Any]:
     """The columns of a command that transitions write."""
     return {
         "queue": row.queue,
@@ -257,7 +257,7 @@ def command_values(row: CommandRow) -> dict[str, Any]:
         "sent_at": row.sent_at,
         "sends": row.sends,
         "lost_after_s": row.lost_after_s,
-        "check_at": check_at(row),
+        "check_at": check_at(row, now),
         "deaths": row.deaths,
         "owner": row.owner,
         "token": row.token,
@@ -265,14 +265,14 @@ def command_values(row: CommandRow) -> dict[str, Any]:
     }
 
 
-def new_command_values(run_id: RunId, trace: dict[str, str], row: CommandRow) -> dict[str, Any]:
+def new_command_values(run_id: RunId, trace: dict[str, str], row: CommandRow, now: float) -> dict[str, Any]:
     return {
         "id": row.id,
         "run_id": run_id,
         "turn": row.turn,
         "call_id": row.call_id,
         "body": dump({"trace": trace}),
-        **command_values(row),
+        **command_values(row, now),
     }
 
 

@@ -50,6 +50,7 @@ class MemoryStore:
         self._now = time_source
         self._runs: dict[RunId, MemoryRun] = {}
         self._run_of: dict[str, RunId] = {}  # by command id
+        self._written_at: dict[str, float] = {}  # by row
         self._open: dict[RunId, None] = {}  # runs with command rows, or not terminal
         self._keys: dict[tuple[str, str], RunId] = {}
         self._dead: dict[str, DeadLetter] = {}
@@ -120,10 +121,14 @@ class MemoryStore:
     def _commit(self, run: MemoryRun) -> None:
         run_id = run.new.run_id
         old = self._runs.get(run_id)
-        for row in () if old is None else old.state.commands:
-            self._run_of.pop(row.id, None)
+        known = {} if old is None else {row.id: row for row in old.state.commands}
         for row in run.state.commands:
             self._run_of[row.id] = run_id
+            if known.pop(row.id, None) != row:
+                self._written_at[row.id] = self._now()
+        for row_id in known:
+            self._run_of.pop(row_id, None)
+            self._written_at.pop(row_id, None)
         self._runs[run_id] = run
         if run.state.commands or not run.state.terminal:
             self._open[run_id] = None
@@ -177,7 +182,7 @@ class MemoryStore:
             if row.token is None
             and row.due_at <= now
             and (
-                rules.check_at(row) <= now
+                rules.check_at(row, self._written_at[row.id]) <= now
                 or (row.sent_at is not None and reset_at is not None and row.sent_at < reset_at)
             )
         ]

@@ -19,13 +19,14 @@ from toolfleet.schemas.views import DeadLetter, DueRow, RunInfo
 
 def lost_after_s(sends: int, lost_after: float) -> float:
     """How long a message sent that often may stay away before it counts as lost."""
-    return lost_after * min(2.0 ** min(sends, LOST_BACKOFF_MAX), LOST_BACKOFF_MAX)
+    return lost_after * min(2.0 ** min(max(0, sends - 1), LOST_BACKOFF_MAX), LOST_BACKOFF_MAX)
 
 
-def check_at(row: CommandRow) -> float:
-    """From when on the keeper publishes this row: unsent for a while, or sent and perhaps lost."""
+def check_at(row: CommandRow, written_at: float) -> float:
+    """From when on the keeper publishes this row, written at `written_at`: due and unsent for a while, or sent and
+    perhaps lost. A row written to be due later is nobody's but the keeper's, so it goes out when it is due."""
     if row.sent_at is None:
-        return row.due_at + UNSENT_AFTER_S
+        return max(row.due_at, written_at + UNSENT_AFTER_S)
     return row.sent_at + lost_after_s(row.sends, row.lost_after_s)
 
 

@@ -31,8 +31,8 @@ def told(report: Report, lines: int | None = LINES_SHOWN) -> str:
     left_out = len(report.lines) - len(shown)
     return "\n".join(
         [
-            f"seed {report.seed}: {len(report.violations)} violation(s), {report.virtual_s:.0f} virtual seconds, "
-            f"{report.commits} commits, story {report.digest}",
+            f"seed {report.seed}: {len(report.violations)} violation(s)",
+            f"{report.virtual_s:.0f} virtual seconds, {report.commits} commits, story {report.digest}",
             f"injected: {faults or 'nothing'}",
             *([f"... {left_out} lines before; all of them: {replay(report.seed)}"] if left_out else []),
             *shown,

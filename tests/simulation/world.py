@@ -22,7 +22,7 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.outside import Ledger
 from tests.simulation.plan import AGENTS, TOOLS, RunPlan, draw_runs
 from tests.simulation.ports import Broker, LayerPort, StorePort, finished
-from tests.simulation.process import EPOCH, Process, WorldClock, outside, task_factory
+from tests.simulation.process import Process, WorldClock, outside, task_factory
 from tests.simulation.roles import Deployed, deploy
 from tests.simulation.rows import Rows
 from tests.simulation.story import Story
