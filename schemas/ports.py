@@ -6,6 +6,7 @@ Everything here is implemented in `adapters/` and by a fake; workers know only t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -295,6 +296,11 @@ class ToolBackend(Protocol):
     """Runs one attempt of one call under a hard deadline; never raises for what a tool does."""
 
     def spec(self, name: str) -> ToolSpec | None: ...
+
+    def place(self, name: str) -> AbstractAsyncContextManager[object]:
+        """Room to run that tool in this process. Waited for before the lease is taken: a call that only queues here
+        must not hold one, and an effect must not count as begun."""
+        ...
 
     async def run(
         self, name: str, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float

@@ -35,10 +35,14 @@ class Received:
     delivery: Delivery
 
 
-class Role(Protocol):
-    """What a worker does with messages. `accept` returns when all of them have been worked on."""
+Done = Callable[[Received], Awaitable[None]]
 
-    async def accept(self, received: Sequence[Received]) -> None: ...
+
+class Role(Protocol):
+    """What a worker does with messages. `accept` returns when all of them have been worked on; `done` may be awaited
+    for each as soon as it is, so that a slow one does not hold the places of those that came with it."""
+
+    async def accept(self, received: Sequence[Received], done: Done) -> None: ...
 
 
 class Consumer:
@@ -140,20 +144,32 @@ class Consumer:
         task.add_done_callback(self._tasks.discard)
 
     async def _work(self, deliveries: list[Delivery]) -> None:
-        self._working_on[id(deliveries)] = deliveries
+        left = list(deliveries)
+        self._working_on[id(left)] = left
         try:
-            await self.handle(deliveries)
+            await self.handle(deliveries, left)
         finally:
-            del self._working_on[id(deliveries)]
-            self._free += len(deliveries)
-            self._freed.set()
+            del self._working_on[id(left)]
+            self._release(len(left))
 
-    async def handle(self, deliveries: Sequence[Delivery]) -> None:
-        """Decode, work, settle: one batch, whole."""
+    def _release(self, count: int) -> None:
+        self._free += count
+        self._freed.set()
+
+    async def handle(self, deliveries: Sequence[Delivery], left: list[Delivery] | None = None) -> None:
+        """Decode, work, settle: one batch, whole. `left` shrinks by each message that is done before the others."""
         received, settled = await self._read(deliveries)
+
+        async def done(one: Received) -> None:
+            received.remove(one)
+            await self._settle([one.delivery])
+            if left is not None:
+                left.remove(one.delivery)
+                self._release(1)
+
         if received:
             try:
-                await self._role.accept(received)
+                await self._role.accept(list(received), done)
             except Exception:
                 log.exception("role_failed", queues=self.queues, messages=len(received))
             settled.extend(one.delivery for one in received)
@@ -198,14 +214,28 @@ class Consumer:
             log.warning("settle_failed", messages=len(deliveries), error=exc.message)
 
 
-async def each(received: Sequence[Received], work: Callable[[Received], Awaitable[None]]) -> None:
-    """Work on every message of a batch side by side; one that fails does not stop the others."""
+async def each(received: Sequence[Received], work: Callable[[Received], Awaitable[None]], done: Done) -> None:
+    """Work on every message of a batch side by side; one that fails does not stop the others, nor keeps its place."""
+
+    async def worked(one: Received) -> None:
+        try:
+            await work(one)
+        finally:
+            if not _cancelled():
+                await done(one)
+
     if len(received) == 1:
-        await work(received[0])
+        await worked(received[0])
         return
-    answers = await asyncio.gather(*(work(one) for one in received), return_exceptions=True)
+    answers = await asyncio.gather(*(worked(one) for one in received), return_exceptions=True)
     for one, answer in zip(received, answers, strict=True):
         if isinstance(answer, Exception):
             log.error("message_failed", queue=one.delivery.queue, exc_info=answer)
         elif isinstance(answer, BaseException):
             raise answer
+
+
+def _cancelled() -> bool:
+    """This task is being stopped: what it holds is left as it is, to come again."""
+    me = asyncio.current_task()
+    return me is not None and me.cancelling() > 0

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol, assert_never
 
 from toolfleet.adapters.tools.child_pool import (
@@ -44,6 +45,7 @@ class PythonTools:
 
     def __init__(self, tools: Mapping[str, LoadedTool], *, children: int) -> None:
         self._tools = dict(tools)
+        self._places = asyncio.Semaphore(children)
         targets = [tool.target for tool in self._tools.values() if tool.spec.runner == "child"]
         modules = sorted({target.rpartition(":")[0] for target in targets})
         largest = max((tool.spec.result_bytes_stored for tool in self._tools.values()), default=0)
@@ -52,6 +54,13 @@ class PythonTools:
     def spec(self, name: str) -> ToolSpec | None:
         tool = self._tools.get(name)
         return None if tool is None else tool.spec
+
+    def place(self, name: str) -> AbstractAsyncContextManager[object]:
+        """One of the children for a plain function; the loop has room for every coroutine."""
+        tool = self._tools.get(name)
+        if tool is None or tool.spec.runner != "child":
+            return nullcontext()
+        return self._places
 
     async def run(
         self, name: str, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float

@@ -16,7 +16,7 @@ from toolfleet.queues.envelope import Codec, KeyRing
 from toolfleet.schemas.limits import HOLD_NEWER_S, MESSAGE_BYTES_MAX
 from toolfleet.schemas.messages import DecideMessage
 from toolfleet.schemas.ports import Outgoing
-from toolfleet.workers.consumer import Consumer, Received
+from toolfleet.workers.consumer import Consumer, Done, Received
 from toolfleet.workers.machine import MACHINE
 
 QUEUE = "decide.interactive"
@@ -43,7 +43,7 @@ class Bench:
             batch=300,
         )
 
-    async def accept(self, received: Sequence[Received]) -> None:
+    async def accept(self, received: Sequence[Received], done: Done) -> None:
         self.accepted.extend(one.message.run_id for one in received)
 
     async def feed(self, *bodies: bytes) -> list[str]:

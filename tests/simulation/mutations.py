@@ -192,12 +192,15 @@ def settle_before_store(patch: Patch) -> None:
     """A message is settled when it arrives, and then worked on."""
     read = Consumer._read
 
-    async def handle(self: Consumer, deliveries: Sequence[Any]) -> None:
+    async def nothing(_one: Any) -> None:
+        """Settled already."""
+
+    async def handle(self: Consumer, deliveries: Sequence[Any], _left: Any = None) -> None:
         received, done = await read(self, deliveries)
         await self._settle([*done, *(one.delivery for one in received)])
         try:
             if received:
-                await self._role.accept(received)
+                await self._role.accept(received, nothing)
         except StoreUnavailable:
             return  # as the real one: what was not done is still outstanding
 

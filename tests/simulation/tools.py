@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -64,6 +65,9 @@ class SimulatedTools:
 
     def spec(self, name: str) -> ToolSpec | None:
         return None if name in self._process.missing else TOOLS.get(name)
+
+    def place(self, name: str) -> contextlib.AbstractAsyncContextManager[object]:
+        return contextlib.nullcontext()
 
     async def run(
         self, name: str, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_type
 
-from toolfleet import CancelAck, Fleet, Limits, Run, RunResult, RunStatus, ScriptedModel, Tool, ToolContext, say, tool
+from toolfleet import (
+    CancelAck,
+    Fleet,
+    Limits,
+    Run,
+    RunResult,
+    RunStatus,
+    ScriptedModel,
+    Tool,
+    ToolContext,
+    say,
+    tool,
+)
 from toolfleet.schemas.views import RunEvent
 
 fleet = Fleet("sqlite:///x.db", model=ScriptedModel([say("hi")]), approvals="off")

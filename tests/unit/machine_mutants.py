@@ -349,7 +349,7 @@ def _in_a_child(mutant: Mutant | None) -> int:
     code = 70  # the driver is broken: neither missed nor caught
     try:
         code = _tested(mutant)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a child of a fork must not run on as the test
         traceback.print_exc()
     finally:
         os._exit(code)

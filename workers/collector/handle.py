@@ -10,7 +10,7 @@ from toolfleet.schemas.ids import CallId, RunId
 from toolfleet.schemas.messages import ResultMessage
 from toolfleet.schemas.ports import Clock, RunStore, Transition
 from toolfleet.schemas.results import CallResult
-from toolfleet.workers.consumer import Received
+from toolfleet.workers.consumer import Done, Received
 from toolfleet.workers.leases import commit
 from toolfleet.workers.points import Point
 from toolfleet.workers.publisher import Publisher
@@ -26,7 +26,7 @@ class Collector:
         self._point = point
         self.dropped = 0  # messages that found no work
 
-    async def accept(self, received: Sequence[Received]) -> None:
+    async def accept(self, received: Sequence[Received], done: Done) -> None:
         by_run: dict[RunId, list[CallResult]] = defaultdict(list)
         for one in received:
             message = one.message

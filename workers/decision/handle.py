@@ -24,7 +24,7 @@ from toolfleet.schemas.outcomes import ReasonCode
 from toolfleet.schemas.ports import Applied, Clock, ModelClient, RunStore, Transition
 from toolfleet.schemas.run import RunState
 from toolfleet.workers.backoff import backoff_s
-from toolfleet.workers.consumer import Received, each
+from toolfleet.workers.consumer import Done, Received, each
 from toolfleet.workers.decision.reply import propose
 from toolfleet.workers.decision.request import allowed_tools, build_request, estimated_tokens
 from toolfleet.workers.leases import Leases, commit
@@ -62,8 +62,8 @@ class Decider:
         self.dropped = 0  # messages that found no work
         self._agents: dict[tuple[str, str], AgentSpec] = {}
 
-    async def accept(self, received: Sequence[Received]) -> None:
-        await each(received, self._one)
+    async def accept(self, received: Sequence[Received], done: Done) -> None:
+        await each(received, self._one, done)
 
     async def _one(self, received: Received) -> None:
         message = received.message

@@ -20,7 +20,7 @@ from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolContext, ToolSpec
 from toolfleet.schemas.views import CallView
 from toolfleet.workers.backoff import backoff_s
-from toolfleet.workers.consumer import Received, each
+from toolfleet.workers.consumer import Done, Received, each
 from toolfleet.workers.executor.projection import Verdict, failed, returned
 from toolfleet.workers.leases import Leases, commit
 from toolfleet.workers.points import Point
@@ -56,7 +56,7 @@ class Executor:
         self._point = point
         self.dropped = 0  # messages that found no work
 
-    async def accept(self, received: Sequence[Received]) -> None:
+    async def accept(self, received: Sequence[Received], done: Done) -> None:
         """T6 for the whole batch in one reading, then each call by itself."""
         messages = [one for one in received if isinstance(one.message, ExecMessage)]
         ids = [CommandId(one.message.command_id) for one in messages if isinstance(one.message, ExecMessage)]
@@ -66,11 +66,16 @@ class Executor:
         ready = [one for one in messages if id(one) in todo]
         self.dropped += len(messages) - len(ready)
         if ready:
-            await each(ready, lambda one: self._one(one, todo[id(one)]))
+            await each(ready, lambda one: self._one(one, todo[id(one)]), done)
 
     async def _one(self, received: Received, view: CallView | None) -> None:
+        assert view is not None
+        async with self._tools.place(view.call.tool):
+            await self._placed(received, view)
+
+    async def _placed(self, received: Received, view: CallView) -> None:
         message = received.message
-        assert isinstance(message, ExecMessage) and view is not None
+        assert isinstance(message, ExecMessage)
         poisonable = message.sends >= 1 or view.row.deaths > 0 or received.delivery.redelivered
         if not view.call.effect and not poisonable:
             await self._attempt(view, view.call, None)
