@@ -16,7 +16,7 @@
     ├── UnsafeSettings             refused at start, with the reason
     └── ToolError                  what a tool raises to say how it failed
         ├── BusinessError          ├── PermissionDenied
-        └── Retryable
+        ├── InvalidArguments       └── Retryable
 
 Messages say what, which one, and what to do now. No payloads and no secrets in them.
 """
@@ -178,6 +178,12 @@ class BusinessError(ToolError):
             suggested_action=suggested_action,
             user_action_required=user_action_required,
         )
+
+
+class InvalidArguments(ToolError):
+    """The arguments fit the schema and not the types of the function; no line of it ran."""
+
+    code = "invalid_arguments"
 
 
 class PermissionDenied(ToolError):

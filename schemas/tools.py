@@ -50,9 +50,7 @@ class ToolSpec(BaseModel):
     @model_validator(mode="after")
     def _tier_fits_effect(self) -> ToolSpec:
         if self.effect and self.tier is Tier.LOW:
-            raise ValueError(
-                f"tool {self.name!r} has an effect and cannot be of tier low; declare tier='medium' or above"
-            )
+            raise ValueError("it has an effect and cannot be of tier low; declare tier='medium' or above")
         return self
 
 

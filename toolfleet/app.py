@@ -258,7 +258,7 @@ def lock_path(database: str) -> Path:
             f"an embedded fleet needs an SQLite file, not {url.render_as_string(hide_password=True)!r}",
             hint="Use --database sqlite:///path/to/fleet.db.",
         )
-    path = Path(url.database)
+    path = Path(url.database).resolve()  # a link to the file is the same fleet
     return path.with_name(path.name + ".lock")
 
 

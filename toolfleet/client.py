@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -265,7 +267,7 @@ class Client:
             prompt_version=agent.prompt_version,
             toolset_version=agent.toolset_version,
             input=request.input,
-            lane=request.lane or agent.lane,
+            lane=agent.lane if request.lane is None else Lane(request.lane),
             limits=limits,
             tenant=request.tenant,
             previous_run_id=None if request.previous_run_id is None else RunId(request.previous_run_id),
@@ -343,28 +345,75 @@ class _Finished:
                     future.set_exception(exc)
 
 
+METADATA_BYTES_MAX = 16_000
+NAME_CHARS_MAX = {"idempotency_key": 256, "tenant": 128, "previous_run_id": 64}
+
+
 def _check(request: RunRequest) -> None:
+    """Everything a front door must know before it stores anything. Raises InputError, TooLarge."""
     if not isinstance(request.input, str) or not request.input.strip():
         raise InputError(
             "the input of a run must be a text that is not empty", hint="Pass what the user said."
         )
-    size = len(request.input.encode(errors="surrogatepass"))
-    if size > INPUT_BYTES_MAX:
+    _check_text("input", request.input)
+    _check_size("input", request.input.encode(), INPUT_BYTES_MAX)
+    for name, most in NAME_CHARS_MAX.items():
+        value = getattr(request, name)
+        if value is None:
+            continue
+        if not isinstance(value, str) or not 0 < len(value) <= most:
+            raise InputError(
+                f"{name} must be a text of 1 to {most} characters", hint="Leave it out, or shorten it."
+            )
+        _check_text(name, value)
+    for key, value in request.metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InputError(
+                f"metadata[{key!r}] must be a text", hint="Metadata holds texts; JSON goes into context."
+            )
+        _check_text(f"metadata[{key!r}]", key + value)
+    _check_size("metadata", orjson.dumps(dict(request.metadata)), METADATA_BYTES_MAX)
+    if request.lane is not None and request.lane not in set(Lane):
+        raise InputError(f"no lane is called {request.lane!r}", hint=f"Lanes: {', '.join(Lane)}.")
+    if request.limits is not None and not isinstance(request.limits, Limits):
+        raise InputError("limits must be a Limits object", hint="Write limits=Limits(turns_max=3).")
+    _check_deadline(request.deadline_s)
+    _check_context(request.context)
+
+
+def _check_deadline(deadline_s: float | None) -> None:
+    if deadline_s is None:
+        return
+    if (
+        isinstance(deadline_s, bool)
+        or not isinstance(deadline_s, (int, float))
+        or not math.isfinite(deadline_s)
+    ):
+        raise InputError("deadline_s must be a finite number of seconds", hint="Pass seconds from now.")
+    if deadline_s <= 0:
+        raise InputError(f"deadline_s={deadline_s:g} has passed already", hint="Pass seconds from now.")
+
+
+def _check_context(context: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(dict(context), allow_nan=False)
+        body = orjson.dumps(dict(context))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InputError(f"context is not JSON: {exc}", hint="Pass JSON values only.") from exc
+    _check_size("context", body, INPUT_BYTES_MAX)
+
+
+def _check_text(name: str, value: str) -> None:
+    if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
+        raise InputError(f"{name} holds a NUL or half a surrogate pair", hint="Pass valid Unicode text.")
+
+
+def _check_size(name: str, body: bytes, most: int) -> None:
+    if len(body) > most:
         raise TooLarge(
-            f"the input has {size} bytes, and at most {INPUT_BYTES_MAX} are accepted",
+            f"{name} has {len(body)} bytes, and at most {most} are accepted",
             hint="Put large material where a tool can read it, and pass a reference.",
         )
-    for name, value in (("input", request.input), *request.metadata.items()):
-        if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
-            raise InputError(f"{name} holds a NUL or half a surrogate pair", hint="Pass valid Unicode text.")
-    if request.deadline_s is not None and request.deadline_s <= 0:
-        raise InputError(
-            f"deadline_s={request.deadline_s:g} has passed already", hint="Pass seconds from now."
-        )
-    try:
-        orjson.dumps(dict(request.context))
-    except TypeError as exc:
-        raise InputError(f"context is not JSON: {exc}", hint="Pass JSON values only.") from exc
 
 
 def _request_hash(request: RunRequest) -> str:

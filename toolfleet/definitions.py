@@ -15,7 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from toolfleet.schemas.agents import AgentSpec
-from toolfleet.schemas.errors import InvalidDefinition, UnknownAgent
+from toolfleet.schemas.errors import InvalidArguments, InvalidDefinition, UnknownAgent
 from toolfleet.schemas.limits import (
     RESULT_BYTES_STORED,
     RESULT_BYTES_TO_MODEL,
@@ -58,7 +58,10 @@ class Tool(Generic[P, R]):
         """
         given = dict(arguments)
         if self._arguments_model is not None:
-            parsed = self._arguments_model.model_validate(given)
+            try:
+                parsed = self._arguments_model.model_validate(given)
+            except ValidationError as exc:
+                raise InvalidArguments(f"{self.spec.name}: {_first_error(exc)}") from None
             given = {name: getattr(parsed, name) for name in parsed.model_fields_set}
         if self.spec.context_parameter is not None:
             given[self.spec.context_parameter] = context

@@ -200,6 +200,7 @@ class Fleet:
         from toolfleet.adapters.store.migrate import upgrade
         from toolfleet.app import EmbeddedFleet, lock_path
 
+        _quiet_logs()
         lock_path(self.settings.database)
         await asyncio.to_thread(upgrade, self.settings.database)
         embedded = EmbeddedFleet(self.registry, self.settings, self._model_client())
@@ -315,6 +316,28 @@ class Fleet:
                 "blocking methods of a fleet cannot be used on its own loop; use the _async ones"
             )
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _quiet_logs() -> None:
+    """Where nobody configured structlog: warnings and worse, on stderr, tracebacks without the values in them."""
+    import logging
+    import sys
+
+    import structlog
+
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
 
 
 def _id(run: Run | str) -> str:

@@ -105,10 +105,19 @@ async def _on_loop(
         if deadline.expired():
             return ToolFailed("timed_out", f"no answer within {timeout_s:g} s", time.monotonic() - started)
         return _raised(exc, started)
-    except (Exception, SystemExit) as exc:  # noqa: BLE001 - whatever a tool raises is its answer
+    except BaseException as exc:
+        if _is_ours(exc):
+            raise
         return _raised(exc, started)
     seconds = time.monotonic() - started
     return _encoded(to_json(value, bytes_max=tool.spec.result_bytes_stored), tool.spec, seconds)
+
+
+def _is_ours(exc: BaseException) -> bool:
+    """This attempt itself is being stopped; a CancelledError of the tool's own making is a failure like any other."""
+    me = asyncio.current_task()
+    stopped = me is not None and me.cancelling() > 0
+    return isinstance(exc, GeneratorExit) or (isinstance(exc, asyncio.CancelledError) and stopped)
 
 
 def _raised(exc: BaseException, started: float) -> ToolFailed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,76 @@ def test_what_a_step_leaves_behind_adds_up(fleet: Fleet) -> None:
     assert sum(step.fields["input_tokens"] for step in steps if step.kind == "decide") == result.input_tokens
     assert [row["status"] for row in usage] == ["replied", "replied"]
     assert sum(row["output_tokens"] for row in usage) == result.output_tokens
+
+
+@tool
+async def interrupts() -> None:
+    """Raise what usually ends a process."""
+    raise KeyboardInterrupt
+
+
+@tool
+async def cancels() -> None:
+    """Raise what usually stops a task."""
+    import asyncio
+
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("declared", [interrupts, cancels], ids=lambda declared: str(declared.spec.name))
+def test_whatever_a_coroutine_raises_is_an_outcome(tmp_path: Path, declared: Any) -> None:
+    script = ScriptedModel([call(declared.spec.name), say("told")])
+    fleet = Fleet(f"sqlite:///{tmp_path / 'fleet.db'}", model=script)
+    fleet.agent("desk", model="scripted", tools=[declared])
+    with fleet:
+        result = fleet.submit("desk", "go").wait(timeout_s=WAIT_S)
+
+    assert result.ok and result.results[0].outcome == "failed"
+
+
+def test_a_link_to_the_database_is_the_same_fleet(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "alias.db").symlink_to(tmp_path / "fleet.db")
+    second = Fleet(f"sqlite:///{tmp_path / 'alias.db'}", model=ScriptedModel(_parrot))
+
+    with pytest.raises(FleetBusy):
+        second.start()
+    second.stop()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"metadata": {"user": 7}},
+        {"metadata": {"x": "y" * 20_000}},
+        {"deadline_s": "5"},
+        {"deadline_s": float("nan")},
+        {"previous_run_id": 5},
+        {"lane": "bogus"},
+        {"limits": {"turns_max": 1}},
+        {"idempotency_key": "\ud800"},
+        {"idempotency_key": ""},
+        {"tenant": 5},
+        {"context": {"a": float("nan")}},
+        {"context": {"a": "x" * 1_100_000}},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_bad_options_of_a_submit_are_named(fleet: Fleet, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        fleet.submit("parrot", "hi", **options)
+
+
+@tool
+async def book(day: date) -> str:
+    """Book a day."""
+    return day.isoformat()
+
+
+def test_arguments_that_fit_the_schema_and_not_the_function_go_back_to_the_model(tmp_path: Path) -> None:
+    script = ScriptedModel([call("book", day="the day after tomorrow"), say("told")])
+    fleet = Fleet(f"sqlite:///{tmp_path / 'fleet.db'}", model=script)
+    fleet.agent("desk", model="scripted", tools=[book])
+    with fleet:
+        result = fleet.submit("desk", "go").wait(timeout_s=WAIT_S)
+
+    assert result.ok and result.results[0].outcome == "invalid_arguments"

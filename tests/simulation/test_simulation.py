@@ -21,6 +21,8 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import told
 from tests.simulation.world import Report, Scenario, simulate
 
+pytestmark = pytest.mark.timeout(900)  # on a busy machine the test that asks first runs all 300
+
 SEEDS = 300
 SHARDS = 15
 SHARD_SEEDS = SEEDS // SHARDS
@@ -116,16 +118,18 @@ def test_a_seed_replays_in_another_process_with_another_order_of_hashes() -> Non
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_guard_that_is_taken_out_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTATIONS[name](monkeypatch)
+    mutation, word = MUTATIONS[name]
+    mutation(monkeypatch)
 
-    found = next((report for report in _worlds() if report.violations), None)
+    found = next((report for report in _worlds(word) if report.violations), None)
 
     assert found is not None, f"nothing noticed {name} in {len(AIMED)} set-ups and {MUTANT_SEEDS} seeds"
 
 
-def _worlds() -> Iterator[Report]:
-    for scenario in AIMED.values():
-        yield simulate(0, scenario)
+def _worlds(word: str) -> Iterator[Report]:
+    """The set-ups that have this word in their names, the other ones, then seeds."""
+    for name in sorted(AIMED, key=lambda name: word not in name):
+        yield simulate(0, AIMED[name])
     for seed in range(MUTANT_SEEDS):
         yield simulate(seed)
 

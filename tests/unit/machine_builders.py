@@ -200,6 +200,7 @@ def _call_events(state: RunState, call: CallState, now: float) -> Iterator[Event
         failed = came_to(call, CallOutcome.FAILED)
         for died in (False, True):
             yield CallRetry(command_id, token, call.attempt, 1.0, died, failed)  # type: ignore[arg-type]
+        yield CallRetry(command_id, STALE, call.attempt, 1.0, False, failed)  # type: ignore[arg-type]
     yield CallsSettled((ok(call),))
     yield CallAnswered(call.call_id, ok(call))
 

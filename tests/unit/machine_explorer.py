@@ -10,7 +10,7 @@ from functools import cache
 from tests.unit.machine_builders import (
     LEASE_S,
     awaiting,
-    check_invariants,
+    came_to,
     effect,
     events_for,
     lease_decision,
@@ -18,23 +18,33 @@ from tests.unit.machine_builders import (
     submitted,
     with_calls,
 )
-from toolfleet.schemas.events import CallLeased, CancelRequested, Event
-from toolfleet.schemas.ids import LeaseToken
+from tests.unit.machine_invariants import check_invariants
+from toolfleet.schemas.events import (
+    CallLeased,
+    CallsSettled,
+    CancelRequested,
+    DeadlineReached,
+    Event,
+)
+from toolfleet.schemas.ids import CommandId, LeaseToken
 from toolfleet.schemas.limits import Limits
-from toolfleet.schemas.outcomes import CallWaiting, RunStatus
-from toolfleet.schemas.run import RunState
+from toolfleet.schemas.outcomes import CallOutcome, CallWaiting
+from toolfleet.schemas.records import Step, StoreResult
+from toolfleet.schemas.run import CallState, RunState
 from toolfleet.workers.machine import reduce
+from toolfleet.workers.machine.table import BEGUN, CLOSED, MISS
 
-MISS = "miss"
-STATES_MAX = 1_500
+STATES_MAX = 1_100
 DEPTH = 9
-Found = dict[tuple[RunStatus, str], frozenset[str]]
+WHOLE_TURN = (CallsSettled, CancelRequested, DeadlineReached)  # these concern every call
+Found = dict[tuple[str, str, str], frozenset[str]]  # (what of, where it was, event) -> where it went
 
 
 @cache
 def explore() -> tuple[Found, int]:
-    """What followed each event in each status, and the number of states that were met. Checks every step."""
-    followed: dict[tuple[RunStatus, str], set[str]] = defaultdict(set)
+    """What followed each event: of runs by status, of turns by phase, of calls by what they wait for; and the number of
+    states that were met. Checks every step."""
+    followed: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     seen: set[RunState] = set()
     frontier = list(_beginnings())
     for depth in range(DEPTH):
@@ -43,20 +53,43 @@ def explore() -> tuple[Found, int]:
             for now in (3.0 + depth, 103.0 + depth):  # leases hold; leases and deadline are over
                 for event in events_for(state, now):
                     step = reduce(state, event, now)
-                    check_invariants(state, step, now)
-                    key = (state.status, type(event).__name__)
-                    followed[key].add(MISS if step.missed is not None else step.state.status.value)
+                    check_invariants(state, event, step, now)
+                    _note(followed, state, event, step)
                     shape = _shape(step.state)
                     if step.missed is None and shape not in seen and len(seen) < STATES_MAX:
                         seen.add(shape)
                         reached.append(step.state)
         frontier = reached
-    return {key: frozenset(statuses) for key, statuses in followed.items()}, len(seen)
+    return {key: frozenset(followers) for key, followers in followed.items()}, len(seen)
+
+
+def _note(followed: dict[tuple[str, str, str], set[str]], before: RunState, event: Event, step: Step) -> None:
+    name, missed = type(event).__name__, step.missed is not None
+    followed["run", before.status, name].add(MISS if missed else step.state.status)
+    followed["turn", before.phase, name].add(MISS if missed else step.state.phase)
+    closed = {record.result.call_id for record in step.records if isinstance(record, StoreResult)}
+    meant = {getattr(event, "command_id", ""), getattr(event, "call_id", "")}
+    for call in before.calls:
+        if call.call_id in meant or isinstance(event, WHOLE_TURN):
+            now = step.state.call(call.call_id) if step.state.turn == before.turn else None
+            gone = now is None or call.call_id in closed
+            followed["call", stage(call), name].add(
+                MISS if missed else CLOSED if gone or now is None else stage(now)
+            )
+
+
+def stage(call: CallState) -> str:
+    """Where a call stands: what it waits for, or that its effect has begun, or that it is closed."""
+    if not call.open:
+        return CLOSED
+    return BEGUN if call.dispatched else call.waiting
 
 
 def _beginnings() -> Iterator[RunState]:
     yield submitted(Limits(turns_max=3, calls_max=4), deadline_s=40.0)
     waiting, _ = with_calls([proposed(0), effect(1)])
+    waiting = replace(waiting, deadline_at=40.0)
+    yield from _idempotent()
     for why in CallWaiting:
         yield awaiting(waiting, why)
     yield from _poisoned(submitted(), lambda state: lease_decision(state))
@@ -68,6 +101,40 @@ def _beginnings() -> Iterator[RunState]:
         yield from _poisoned(both, lambda _state, leases=leases: leases[0])
     dispatched = reduce(lone, leases[0], 3.0).state
     yield _twice_dead(reduce(dispatched, CancelRequested(), 3.0).state)
+    yield awaiting(reduce(dispatched, CancelRequested(), 3.0).state, CallWaiting.AWAITING_CALLBACK)
+    yield awaiting(dispatched, CallWaiting.AWAITING_CALLBACK)
+    asked, _ = with_calls([proposed(0)], Limits(turns_max=1))
+    yield awaiting(asked, CallWaiting.AWAITING_CLIENT)
+    yield from _denied_beside_a_poisoned_one()
+    yield from _two_effects_under_a_cancel()
+
+
+def _idempotent() -> Iterator[RunState]:
+    state, _ = with_calls([effect(0, idempotent=True)])
+    state = replace(state, deadline_at=40.0)
+    yield state
+    lease = CallLeased(state.commands[0].id, LeaseToken("c"), "me", LEASE_S)
+    state = reduce(state, lease, 3.0).state
+    yield state
+    yield replace(state, calls=tuple(replace(call, attempts_max=1) for call in state.calls))
+
+
+def _denied_beside_a_poisoned_one() -> Iterator[RunState]:
+    state, _ = with_calls([proposed(0), proposed(1)])
+    denied = came_to(state.calls[0], CallOutcome.DENIED)
+    state = _twice_dead(reduce(state, CallsSettled((denied,)), 3.0).state)
+    yield state
+    yield reduce(state, CallLeased(state.commands[0].id, LeaseToken("c"), "me", LEASE_S), 3.0).state
+
+
+def _two_effects_under_a_cancel() -> Iterator[RunState]:
+    state, _ = with_calls([effect(0), effect(1)])
+    for call in state.calls:
+        lease = CallLeased(CommandId(call.call_id), LeaseToken(f"c{call.index}"), "me", LEASE_S)
+        state = reduce(state, lease, 3.0).state
+    state = reduce(state, CancelRequested(), 3.0).state
+    yield state
+    yield awaiting(state, CallWaiting.AWAITING_CALLBACK)
 
 
 def _poisoned(state: RunState, lease: Callable[[RunState], Event]) -> Iterator[RunState]:

@@ -211,3 +211,14 @@ def test_results_of_reads_are_never_taken_for_effects_of_the_same_signature() ->
     step = _ask(_settle(state), [replace(effect(0), signature=READ.signature)])
 
     assert not _reuses(step) and [ok(call).call_id for call in step.state.open_calls] == ["call_1_2_0"]
+
+
+def test_calls_above_the_limit_of_one_turn_are_not_run_and_may_be_asked_for_again() -> None:
+    state, _ = with_calls([proposed(index) for index in range(4)], Limits(calls_per_turn_max=2))
+    assert [call.open for call in state.calls] == [True, True, False, False]
+
+    state = _ask(
+        _settle(state), [proposed(0, signature="signature2"), proposed(1, signature="signature3")]
+    ).state
+
+    assert [call.open for call in state.calls] == [True, True] and state.status is RunStatus.WAITING

@@ -135,7 +135,9 @@ class Decider:
         except ModelError:
             raise
         except Exception as exc:
-            log.exception("model_client_raised", model=request.agent.model)
+            log.error(
+                "model_client_raised", model=request.agent.model, error=f"{type(exc).__name__}: {exc}"[:500]
+            )
             message = f"the model client raised {type(exc).__name__}"
             raise ModelError(ModelFault("bad_reply", message, retryable=True)) from exc
 

@@ -58,6 +58,8 @@ def failed(call: CallState, spec: ToolSpec, answer: ToolFailed) -> Verdict:
     """
     fields = dict(answer.fields or {})
     unknown_before = call.effect and call.attempt > 1  # an earlier attempt was lost, and may have acted
+    if answer.code == "invalid_arguments":
+        return Verdict(_invalid(call, answer))
     if answer.code == "business_error" and not unknown_before:
         return Verdict(_business(call, answer, fields))
     if answer.code == "denied" and not unknown_before:
@@ -115,6 +117,16 @@ def _business(call: CallState, answer: ToolFailed, fields: dict[str, object]) ->
         user_action_required=bool(fields.get("user_action_required")),
     )
     return _result(call, CallOutcome.BUSINESS_ERROR, reason, content, answer.seconds)
+
+
+def _invalid(call: CallState, answer: ToolFailed) -> CallResult:
+    content = error(
+        outcome=CallOutcome.INVALID_ARGUMENTS,
+        reason=ReasonCode.VALIDATION,
+        message=answer.message,
+        retryable_by_model=True,
+    )
+    return _result(call, CallOutcome.INVALID_ARGUMENTS, ReasonCode.VALIDATION, content, answer.seconds)
 
 
 def _denied(call: CallState, answer: ToolFailed) -> CallResult:

@@ -42,5 +42,5 @@ async def heal_wipe(store: RunStore, layer: MessageLayer, point: Point) -> bool:
     await store.note_broker_reset(layer.name)
     await point("keeper.after_reset")
     await layer.set_marker(ours)
-    log.warning("broker_reset", broker=layer.name, had_marker=theirs is not None)
+    log.info("broker_reset", broker=layer.name, had_marker=theirs is not None)
     return True

@@ -1,17 +1,19 @@
-"""The transition table as data: which statuses may follow each event in each status of a run.
+"""The transition tables as data: what may follow each event in each status of a run, phase of a turn, state of a call.
 
 A test drives `reduce` through thousands of states and compares; `docs/state_machine.md` is generated from here.
-An event that is not listed for a status is always a miss there: somebody was faster, or the step is gone. `MISS`
-beside other statuses means that it depends on the row: gone, not due, leased by another, or of another attempt.
+An event that is not listed in a row is always a miss there: somebody was faster, or the step is gone. `MISS`
+beside others means that it depends on the row: gone, not due, leased by another, or of another attempt.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from toolfleet.schemas.outcomes import RunStatus
+from toolfleet.schemas.outcomes import CallWaiting, RunStatus, TurnPhase
 
 MISS: Final = "miss"
+BEGUN: Final = "begun"  # an open call whose effect may have begun
+CLOSED: Final = "closed"  # a call that has its outcome
 Next = tuple[str, ...]
 
 TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
@@ -38,7 +40,13 @@ TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
     RunStatus.WAITING: {
         "CallLeased": (RunStatus.WAITING, MISS),
         "CallFinished": (RunStatus.WAITING, MISS),
-        "CallRetry": (RunStatus.LIMIT_REACHED, RunStatus.QUEUED, RunStatus.WAITING, MISS),
+        "CallRetry": (
+            RunStatus.DENIED,
+            RunStatus.LIMIT_REACHED,
+            RunStatus.QUEUED,
+            RunStatus.WAITING,
+            MISS,
+        ),
         "CallsSettled": (
             RunStatus.DENIED,
             RunStatus.LIMIT_REACHED,
@@ -46,8 +54,20 @@ TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
             RunStatus.WAITING,
             MISS,
         ),
-        "CallAnswered": (RunStatus.DENIED, RunStatus.QUEUED, RunStatus.WAITING, MISS),
-        "LeaseExpired": (RunStatus.LIMIT_REACHED, RunStatus.QUEUED, RunStatus.WAITING, MISS),
+        "CallAnswered": (
+            RunStatus.DENIED,
+            RunStatus.LIMIT_REACHED,
+            RunStatus.QUEUED,
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "LeaseExpired": (
+            RunStatus.DENIED,
+            RunStatus.LIMIT_REACHED,
+            RunStatus.QUEUED,
+            RunStatus.WAITING,
+            MISS,
+        ),
         "HandedBack": (RunStatus.WAITING, MISS),
         "CancelRequested": (RunStatus.CANCELLED, RunStatus.CANCELLING),
         "DeadlineReached": (RunStatus.LIMIT_REACHED, RunStatus.WAITING, MISS),
@@ -55,7 +75,8 @@ TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
     RunStatus.CANCELLING: {
         "CallLeased": (RunStatus.CANCELLING, MISS),
         "CallFinished": (RunStatus.CANCELLING, MISS),
-        "CallsSettled": (RunStatus.CANCELLED, MISS),
+        "CallsSettled": (RunStatus.CANCELLED, RunStatus.CANCELLING, MISS),
+        "CallAnswered": (RunStatus.CANCELLED, RunStatus.CANCELLING, MISS),
         "LeaseExpired": (RunStatus.CANCELLED, RunStatus.CANCELLING, MISS),
     },
     RunStatus.COMPLETED: {},
@@ -69,6 +90,77 @@ TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
     RunStatus.FAILED: {},
     RunStatus.CANCELLED: {
         "CallFinished": (RunStatus.CANCELLED, MISS),
+    },
+}
+
+# `deciding` after `calls` is the next turn.
+PHASE_TABLE: Final[dict[TurnPhase, dict[str, Next]]] = {
+    TurnPhase.DECIDING: {
+        "DecisionLeased": (TurnPhase.DECIDING, TurnPhase.ENDED, MISS),
+        "ModelReplied": (
+            TurnPhase.CALLS,
+            TurnPhase.DECIDING,
+            TurnPhase.ENDED,
+            TurnPhase.MERGED,
+            MISS,
+        ),
+        "ModelFailed": (TurnPhase.DECIDING, TurnPhase.ENDED, MISS),
+        "RunUnworkable": (TurnPhase.ENDED, MISS),
+        "LeaseExpired": (TurnPhase.DECIDING, TurnPhase.ENDED, MISS),
+        "HandedBack": (TurnPhase.DECIDING, MISS),
+        "CancelRequested": (TurnPhase.ENDED,),
+        "DeadlineReached": (TurnPhase.ENDED, MISS),
+    },
+    TurnPhase.CALLS: {
+        "CallLeased": (TurnPhase.CALLS, MISS),
+        "CallFinished": (TurnPhase.CALLS, MISS),
+        "CallRetry": (TurnPhase.CALLS, TurnPhase.DECIDING, TurnPhase.MERGED, MISS),
+        "CallsSettled": (TurnPhase.CALLS, TurnPhase.DECIDING, TurnPhase.MERGED, MISS),
+        "CallAnswered": (TurnPhase.CALLS, TurnPhase.DECIDING, TurnPhase.MERGED, MISS),
+        "LeaseExpired": (TurnPhase.CALLS, TurnPhase.DECIDING, TurnPhase.MERGED, MISS),
+        "HandedBack": (TurnPhase.CALLS, MISS),
+        "CancelRequested": (TurnPhase.CALLS, TurnPhase.MERGED, MISS),
+        "DeadlineReached": (TurnPhase.CALLS, TurnPhase.MERGED, MISS),
+    },
+    TurnPhase.MERGED: {"CallFinished": (TurnPhase.MERGED, MISS)},
+    TurnPhase.ENDED: {},
+}
+
+# Of the call that the event names, or of each call where it concerns the whole turn. What a call waits for beside these
+# belongs to features that are not built; of those, only the answers of T22 are there.
+CALL_TABLE: Final[dict[str, dict[str, Next]]] = {
+    CallWaiting.READY: {
+        "CallLeased": (BEGUN, CallWaiting.READY, MISS),
+        "CallFinished": (CLOSED, CallWaiting.READY, MISS),
+        "CallRetry": (CLOSED, CallWaiting.RETRY_DUE, MISS),
+        "CallsSettled": (CLOSED, CallWaiting.READY, MISS),
+        "LeaseExpired": (CLOSED, CallWaiting.READY, MISS),
+        "HandedBack": (CallWaiting.READY, MISS),
+        "CancelRequested": (CLOSED,),
+        "DeadlineReached": (CLOSED, MISS),
+    },
+    CallWaiting.RETRY_DUE: {
+        "CallLeased": (CallWaiting.READY, MISS),
+        "CallFinished": (CLOSED, MISS),
+        "CallRetry": (CLOSED, CallWaiting.RETRY_DUE, MISS),
+        "CallsSettled": (CLOSED, CallWaiting.RETRY_DUE, MISS),
+        "CancelRequested": (CLOSED,),
+        "DeadlineReached": (CLOSED, MISS),
+    },
+    BEGUN: {
+        "CallLeased": (BEGUN, CLOSED, MISS),
+        "CallFinished": (BEGUN, CLOSED),
+        "CallsSettled": (BEGUN, MISS),
+        "CallAnswered": (CLOSED, MISS),
+        "LeaseExpired": (BEGUN, CLOSED, MISS),
+        "CancelRequested": (BEGUN, MISS),
+        "DeadlineReached": (BEGUN, MISS),
+    },
+    CLOSED: {
+        "CallFinished": (CLOSED, MISS),
+        "CallsSettled": (CLOSED, MISS),
+        "CancelRequested": (CLOSED, MISS),
+        "DeadlineReached": (CLOSED, MISS),
     },
 }
 
