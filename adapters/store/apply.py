@@ -105,9 +105,9 @@ RESULTS: Final = select(results).where(
 )
 INSERT_RESULTS: Final = insert_new(results)
 INSERT_DEAD: Final = insert_new(dead)
+INSERT_USAGE: Final = insert_new(usage)  # a lease that is asked for again under its token is one model call
 INSERTS: Final = {
-    table.name: insert(table)
-    for table in (runs, run_inputs, turns, calls, commands, items, usage, steps, events)
+    table.name: insert(table) for table in (runs, run_inputs, turns, calls, commands, items, steps, events)
 }
 
 
@@ -126,6 +126,7 @@ class Writes:
     stored: Rows = field(default_factory=list)
     reuses: list[tuple[RunId, ReuseResult]] = field(default_factory=list)
     merges: list[tuple[RunId, AppendMerge]] = field(default_factory=list)
+    opened_usage: Rows = field(default_factory=list)
     closed_usage: Rows = field(default_factory=list)
     dead: Rows = field(default_factory=list)
 
@@ -225,7 +226,14 @@ class Writes:
                 case AppendMerge():
                     self.merges.append((run_id, record))
                 case OpenUsage():
-                    self.inserted["usage"].append(_opened(run_id, tenant, record, self.now))
+                    self.opened_usage.append(
+                        {
+                            "token": record.token,
+                            "run_id": run_id,
+                            "tenant": tenant,
+                            **rules.opened_usage(record, self.now),
+                        }
+                    )
                 case CloseUsage():
                     self.closed_usage.append(_closed(record, self.now))
                 case AppendStep():
@@ -257,7 +265,8 @@ class Writes:
         self._insert(connection, "commands")
         self._results(connection)
         self._merge(connection)
-        self._insert(connection, "items", "usage")
+        self._insert(connection, "items")
+        _many(connection, INSERT_USAGE, self.opened_usage)
         _many(connection, CLOSE_USAGE, self.closed_usage)
         self._insert(connection, "steps", "events")
         _many(connection, INSERT_DEAD, self.dead)
@@ -302,26 +311,6 @@ def read_results(connection: Connection, wanted: Sequence[tuple[RunId, str]]) ->
 def _many(connection: Connection, statement: Executable, rows: Rows) -> None:
     if rows:
         execute_many(connection, statement, rows)
-
-
-def _opened(run_id: RunId, tenant: str, record: OpenUsage, now: float) -> dict[str, Any]:
-    return {
-        "token": record.token,
-        "run_id": run_id,
-        "tenant": tenant,
-        "turn": record.turn,
-        "attempt": record.attempt,
-        "model": record.model,
-        "status": "reserved",
-        "reserved_usd": record.reserved_usd,
-        "input_tokens": 0,
-        "output_tokens": 0,
-        "cached_tokens": 0,
-        "reasoning_tokens": 0,
-        "cost_usd": record.reserved_usd,  # stands as spent until the reply replaces it
-        "at": now,
-        "closed_at": None,
-    }
 
 
 def _closed(record: CloseUsage, now: float) -> dict[str, Any]:

@@ -87,8 +87,7 @@ class MemoryRun:
                 found = next(result for (_, id_), result in self.results.items() if id_ == source)
                 self.results.setdefault((turn, call_id), rules.reused(record, found))
             case OpenUsage():
-                assert record.token not in self.usage, "a token names one model call"
-                self.usage[record.token] = _opened(record, now)
+                self.usage.setdefault(record.token, rules.opened_usage(record, now))
             case CloseUsage():
                 _close(self.usage.get(record.token), record, now)
             case AppendStep():
@@ -103,23 +102,6 @@ class MemoryRun:
 
 def _assert_unique(numbers: Sequence[int], what: str) -> None:
     assert len(set(numbers)) == len(numbers), f"two {what} have one number"
-
-
-def _opened(record: OpenUsage, now: float) -> dict[str, Any]:
-    return {
-        "turn": record.turn,
-        "attempt": record.attempt,
-        "model": record.model,
-        "status": "reserved",
-        "reserved_usd": record.reserved_usd,
-        "input_tokens": 0,
-        "output_tokens": 0,
-        "cached_tokens": 0,
-        "reasoning_tokens": 0,
-        "cost_usd": record.reserved_usd,  # stands as spent until the reply replaces it
-        "at": now,
-        "closed_at": None,
-    }
 
 
 def _close(row: dict[str, Any] | None, record: CloseUsage, now: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.envelopes import with_notice
@@ -11,7 +12,7 @@ from toolfleet.schemas.errors import IdempotencyConflict, RunNotFinished, Unknow
 from toolfleet.schemas.ids import RunId
 from toolfleet.schemas.limits import LOST_BACKOFF_MAX, UNSENT_AFTER_S
 from toolfleet.schemas.outcomes import TERMINAL_STATUSES, ReasonCode, RunStatus, TurnPhase
-from toolfleet.schemas.records import AppendDead, AppendMerge, ReuseResult, Step
+from toolfleet.schemas.records import AppendDead, AppendMerge, OpenUsage, ReuseResult, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.views import DeadLetter, DueRow, RunInfo
@@ -74,6 +75,24 @@ def reused(record: ReuseResult, source: CallResult) -> CallResult:
         tool_s=0.0,
         queue_s=0.0,
     )
+
+
+def opened_usage(record: OpenUsage, now: float) -> dict[str, Any]:
+    """The columns of a usage row that is opened; the first row of a token wins."""
+    return {
+        "turn": record.turn,
+        "attempt": record.attempt,
+        "model": record.model,
+        "status": "reserved",
+        "reserved_usd": record.reserved_usd,
+        "input_tokens": 0,
+        "output_tokens": 0,
+        "cached_tokens": 0,
+        "reasoning_tokens": 0,
+        "cost_usd": record.reserved_usd,  # stands as spent until the reply replaces it
+        "at": now,
+        "closed_at": None,
+    }
 
 
 def dead_letter(record: AppendDead, run_id: RunId, at: float) -> DeadLetter:

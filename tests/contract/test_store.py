@@ -180,6 +180,25 @@ def test_one_of_two_workers_gets_the_decision(open_bench: OpenBench, tmp_path: P
     play(story, open_bench, tmp_path)
 
 
+def test_a_lease_asked_for_again_under_its_token_after_it_expired_has_one_usage_row(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async def story(bench: Bench) -> None:
+        new = await bench.accepted()
+        event = lease(new.run_id, 1, LeaseToken("t1"))
+        await bench.apply(new.run_id, event)  # stored, and its answer lost
+        bench.clock.advance(31)
+        await bench.apply(new.run_id, LeaseExpired(event.command_id, event.token))
+
+        again = await bench.apply(new.run_id, event)
+
+        assert again.missed is None and state_of(again).status is RunStatus.DECIDING
+        (usage,) = await bench.store.usage(new.run_id)
+        assert (usage["status"], usage["attempt"]) == ("reserved", 1)
+
+    play(story, open_bench, tmp_path)
+
+
 def test_a_reply_with_calls_stores_them_and_publishes_one_row_each(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:

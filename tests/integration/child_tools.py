@@ -1,6 +1,8 @@
 """Functions that do to their process what tools do in production, for the tests of the child pool.
 
 Imports nothing of ours, so that a child starts fast and a failure is the pool's.
+
+The sleeps here are the tools' own behaviour: a tool that hangs has to hang, and one waits for a file in another process.
 """
 
 from __future__ import annotations

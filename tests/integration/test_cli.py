@@ -240,7 +240,7 @@ def wait_for(condition: Callable[[], bool], deadline_s: float = SOON_S) -> None:
     until = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S)  # between two looks at a condition in another process
 
 
 @pytest.fixture

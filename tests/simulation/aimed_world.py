@@ -89,30 +89,29 @@ RECOVERY: dict[str, Scenario] = {
     "a wipe while the model is asked": trapped(
         MIXED, "decide.before_model", wipe(keep_marker=False), within(_RELAYED_S + 2 * FEW_S), skip=1
     ),
-    # Twice: the first publish counts as a send, and what was sent once waits for twice lost_after_s.
     "one lost decide message": trapped(
         ONE_READ,
         "store.Submitted.after",
         lose("decide.interactive"),
-        within(2 * LOST_AFTER_S + _RELAYED_S + FEW_S),
+        within(LOST_AFTER_S + _RELAYED_S + FEW_S),
     ),
     "one lost call": trapped(
         ONE_READ,
         "decide.after_commit",
         lose("exec.low"),
-        within(2 * (DEADLINE_LOOK_S + LOST_MARGIN_S) + _RELAYED_S + FEW_S, came_to(DONE, OK)),
+        within(DEADLINE_LOOK_S + LOST_MARGIN_S + _RELAYED_S + FEW_S, came_to(DONE, OK)),
     ),
     "one lost inline result": trapped(
         ONE_READ,
         "exec.after_tool",
         lose("results"),
-        within(2 * (DEADLINE_LOOK_S + LOST_MARGIN_S) + _RELAYED_S + FEW_S, came_to(DONE, OK)),
+        within(DEADLINE_LOOK_S + LOST_MARGIN_S + _RELAYED_S + FEW_S, came_to(DONE, OK)),
     ),
     "one lost result of an effect": trapped(
         ONE_SEND,
         "exec.after_tool",
         lose("results"),
-        within(2 * LOST_AFTER_S + _RELAYED_S + FEW_S, came_to(DONE, OK, acts_=1)),
+        within(LOST_AFTER_S + _RELAYED_S + FEW_S, came_to(DONE, OK, acts_=1)),
     ),
 }
 

@@ -276,9 +276,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not call.dispatched:\n            draft.result(\n",
         "if True:\n            draft.result(\n",
     ),
-    Mutant("stop", "a cancel in a turn is forgotten", "draft.change(status=RunStatus.CANCELLING)", "pass"),
     Mutant(
-        "stop", "a deadline in a turn is forgotten", "draft.change(ending=str(ReasonCode.DEADLINE))", "pass"
+        "stop",
+        "a cancel in a turn is forgotten",
+        "draft.change(status=RunStatus.CANCELLING, deadline_at=None)",
+        "pass",
+    ),
+    Mutant(
+        "stop",
+        "a deadline in a turn is forgotten",
+        "draft.change(ending=str(ReasonCode.DEADLINE), deadline_at=None)",
+        "pass",
     ),
     Mutant("stop", "a deadline comes early", " or state.deadline_at > now_s", ""),
     Mutant("stop", "a cancel is acknowledged twice", "if state.status is RunStatus.CANCELLING:", "if False:"),

@@ -120,6 +120,14 @@ def test_a_deadline_at_any_point_ends_in_limit_reached(point: int) -> None:
         assert (step.state.status, step.state.reason) == (RunStatus.LIMIT_REACHED, "deadline")
 
 
+@pytest.mark.parametrize("stop", [CancelRequested("me"), DeadlineReached()], ids=["cancel", "deadline"])
+def test_a_run_that_waits_for_its_last_effect_is_not_overdue_again(stop: Event) -> None:
+    state = reduce(_at(4, deadline_s=10.0), stop, 20.0).state
+
+    assert state.open_calls and state.deadline_at is None
+    assert reduce(state, DeadlineReached(), 30.0).missed == "not overdue"
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_a_worker_lost_three_times_at_any_point_gives_the_step_up(point: int) -> None:
     state = _at(point)

@@ -24,7 +24,8 @@ def cancel(state: RunState, event: CancelRequested, now_s: float) -> Step:
     if state.status in (RunStatus.QUEUED, RunStatus.DECIDING):
         closing.end(draft, RunStatus.CANCELLED, ReasonCode.CANCELLED, closing.CANCELLED_SENTENCE)
         return draft.step()
-    draft.change(status=RunStatus.CANCELLING)
+    # Without the deadline: it stops already, and the keeper need not find it overdue in each of its periods.
+    draft.change(status=RunStatus.CANCELLING, deadline_at=None)
     draft.event("run.cancelling", by=event.by, running=[c.call_id for c in state.open_calls if c.dispatched])
     for call in state.open_calls:
         if not call.dispatched:
@@ -43,7 +44,7 @@ def deadline(state: RunState, event: DeadlineReached, now_s: float) -> Step:
     if state.status in (RunStatus.QUEUED, RunStatus.DECIDING):
         closing.end_by_limit(draft, ReasonCode.DEADLINE)
         return draft.step()
-    draft.change(ending=str(ReasonCode.DEADLINE))
+    draft.change(ending=str(ReasonCode.DEADLINE), deadline_at=None)  # said once
     for call in state.open_calls:
         if not call.dispatched:
             draft.result(
