@@ -292,18 +292,22 @@ class ToolFailed:
 ToolAnswer = ToolReturned | ToolFailed
 
 
+class ToolPlace(Protocol):
+    """Room for one attempt of one tool."""
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+        """Under a hard deadline; never raises for what the tool does."""
+        ...
+
+
 class ToolBackend(Protocol):
-    """Runs one attempt of one call under a hard deadline; never raises for what a tool does."""
+    """Has the tools of one process, and places to run them in."""
 
     def spec(self, name: str) -> ToolSpec | None: ...
 
-    def place(self, name: str) -> AbstractAsyncContextManager[object]:
-        """Room to run that tool in this process. Waited for before the lease is taken: a call that only queues here
-        must not hold one, and an effect must not count as begun."""
+    def place(self, name: str) -> AbstractAsyncContextManager[ToolPlace]:
+        """What runs one attempt of that tool, ready to begin at once. Waited for before the lease is taken: a call
+        that only queues here must not hold one, and an effect must not count as begun."""
         ...
-
-    async def run(
-        self, name: str, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float
-    ) -> ToolAnswer: ...
 
     async def aclose(self) -> None: ...

@@ -258,7 +258,17 @@ def lock_path(database: str) -> Path:
             f"an embedded fleet needs an SQLite file, not {url.render_as_string(hide_password=True)!r}",
             hint="Use --database sqlite:///path/to/fleet.db.",
         )
-    path = Path(url.database).resolve()  # a link to the file is the same fleet
+    if url.database.startswith("file:") or "uri" in url.query:
+        raise UnsafeSettings(
+            f"an embedded fleet needs a plain path, not the SQLite URI {url.database!r}",
+            hint="Use --database sqlite:///path/to/fleet.db.",
+        )
+    path = Path(url.database).resolve()  # a symbolic link to the file is the same fleet
+    if path.exists() and path.stat().st_nlink > 1:
+        raise UnsafeSettings(
+            f"{path.name} has {path.stat().st_nlink} hard links, so two fleets could run on one database",
+            hint="Remove the other names, or copy the file.",
+        )
     return path.with_name(path.name + ".lock")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -346,6 +345,7 @@ class _Finished:
 
 
 METADATA_BYTES_MAX = 16_000
+DEADLINE_S_MAX = 10 * 366 * 86_400.0  # ten years
 NAME_CHARS_MAX = {"idempotency_key": 256, "tenant": 128, "previous_run_id": 64}
 
 
@@ -358,22 +358,9 @@ def _check(request: RunRequest) -> None:
     _check_text("input", request.input)
     _check_size("input", request.input.encode(), INPUT_BYTES_MAX)
     for name, most in NAME_CHARS_MAX.items():
-        value = getattr(request, name)
-        if value is None:
-            continue
-        if not isinstance(value, str) or not 0 < len(value) <= most:
-            raise InputError(
-                f"{name} must be a text of 1 to {most} characters", hint="Leave it out, or shorten it."
-            )
-        _check_text(name, value)
-    for key, value in request.metadata.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise InputError(
-                f"metadata[{key!r}] must be a text", hint="Metadata holds texts; JSON goes into context."
-            )
-        _check_text(f"metadata[{key!r}]", key + value)
-    _check_size("metadata", orjson.dumps(dict(request.metadata)), METADATA_BYTES_MAX)
-    if request.lane is not None and request.lane not in set(Lane):
+        _check_name(name, getattr(request, name), most)
+    _check_metadata(request.metadata)
+    if request.lane is not None and request.lane not in [*Lane]:
         raise InputError(f"no lane is called {request.lane!r}", hint=f"Lanes: {', '.join(Lane)}.")
     if request.limits is not None and not isinstance(request.limits, Limits):
         raise InputError("limits must be a Limits object", hint="Write limits=Limits(turns_max=3).")
@@ -381,20 +368,49 @@ def _check(request: RunRequest) -> None:
     _check_context(request.context)
 
 
-def _check_deadline(deadline_s: float | None) -> None:
+def _check_name(name: str, value: object, most: int) -> None:
+    if value is None and name != "tenant":
+        return
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        raise InputError(
+            f"{name} must be a text of 1 to {most} characters", hint="Leave it out, or shorten it."
+        )
+    _check_text(name, value)
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    _check_mapping("metadata", metadata)
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InputError(
+                f"metadata[{key!r}] must be a text", hint="Metadata holds texts; JSON goes into context."
+            )
+        _check_text(f"metadata[{key!r}]", key + value)
+    _check_size("metadata", orjson.dumps(dict(metadata)), METADATA_BYTES_MAX)
+
+
+def _check_mapping(name: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} must be a mapping", hint=f"Write {name}={{...}}, or leave it out.")
+
+
+def _check_deadline(deadline_s: object) -> None:
     if deadline_s is None:
         return
     if (
         isinstance(deadline_s, bool)
         or not isinstance(deadline_s, (int, float))
-        or not math.isfinite(deadline_s)
+        or not deadline_s < DEADLINE_S_MAX
     ):
-        raise InputError("deadline_s must be a finite number of seconds", hint="Pass seconds from now.")
+        raise InputError(
+            f"deadline_s must be a number of seconds below {DEADLINE_S_MAX:g}", hint="Pass seconds from now."
+        )
     if deadline_s <= 0:
         raise InputError(f"deadline_s={deadline_s:g} has passed already", hint="Pass seconds from now.")
 
 
 def _check_context(context: Mapping[str, Any]) -> None:
+    _check_mapping("context", context)
     try:
         json.dumps(dict(context), allow_nan=False)
         body = orjson.dumps(dict(context))

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -93,6 +93,19 @@ class _Child:
     printed: bytearray = field(default_factory=bytearray)
 
 
+class ChildPlace:
+    """One child, kept for one call (`ChildPool.place`)."""
+
+    def __init__(self, pool: ChildPool, child: _Child | ChildDied | None) -> None:
+        self._pool = pool
+        self.unused = child
+
+    async def call(self, job: ChildJob, *, timeout_s: float) -> ChildReply:
+        """As `ChildPool.call`, without waiting for a child. Once per place."""
+        child, self.unused = self.unused, None
+        return await self._pool.call_in(child, job, timeout_s=timeout_s)
+
+
 class ChildPool:
     """At most `size` children, started when they are needed. All methods belong to one event loop, whose thread has
     to live as long as the pool: the kernel ends children with the thread that started them."""
@@ -147,7 +160,7 @@ class ChildPool:
         RESTART_BACKOFF_S_MAX), calls are answered at once with the last reason.
         """
         assert timeout_s > 0
-        request = frame({name: getattr(job, name) for name in ChildJob.__slots__})
+        request = _request(job)
         if self._closing:
             return _CLOSED
         self.stats.calls += 1
@@ -159,6 +172,32 @@ class ChildPool:
         try:
             return await self._placed(request, timeout_s)
         finally:
+            self._places.release()
+
+    async def call_in(
+        self, child: _Child | ChildDied | None, job: ChildJob, *, timeout_s: float
+    ) -> ChildReply:
+        """A call by somebody who holds a place, with the child that was kept for it."""
+        assert timeout_s > 0
+        if self._closing:
+            return _CLOSED
+        self.stats.calls += 1
+        return await self._placed(_request(job), timeout_s, child)
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[ChildPlace]:
+        """A child that has said hello, kept for one call; first come, first served. Where none can start, the call
+        made in the place says why."""
+        await self._places.acquire()
+        kept: _Child | ChildDied | None = None
+        try:
+            kept = self._idle.pop() if self._idle else None if self._closing else await self._start()
+            place = ChildPlace(self, kept)
+            yield place
+            kept = place.unused
+        finally:
+            if isinstance(kept, _Child) and kept.alive and kept.answer is None and kept not in self._idle:
+                self._idle.append(kept)
             self._places.release()
 
     async def aclose(self, *, grace_s: float = 0.0) -> None:
@@ -182,11 +221,15 @@ class ChildPool:
         if self._dying:
             await asyncio.wait([child.exited for child in self._dying], timeout=CLOSE_WAIT_S)
 
-    async def _placed(self, request: bytes, timeout_s: float) -> ChildReply:
+    async def _placed(
+        self, request: bytes, timeout_s: float, first: _Child | ChildDied | None = None
+    ) -> ChildReply:
         for _ in range(self._size + 1):  # as many as could have died idle, and a new one
             if self._closed:
                 return _CLOSED
-            child = self._idle.pop() if self._idle else await self._start()
+            child, first = first, None
+            if child is None or (isinstance(child, _Child) and not child.alive):
+                child = self._idle.pop() if self._idle else await self._start()
             if isinstance(child, ChildDied):
                 return child
             child.printed.clear()
@@ -398,3 +441,7 @@ def _settle(child: _Child, answer: bytes | _End) -> None:
     future, child.answer = child.answer, None
     if future is not None and not future.done():  # done: its caller was cancelled
         future.set_result(answer)
+
+
+def _request(job: ChildJob) -> bytes:
+    return frame({name: getattr(job, name) for name in ChildJob.__slots__})

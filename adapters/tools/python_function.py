@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, assert_never
 
 from toolfleet.adapters.tools.child_pool import (
     ChildDied,
     ChildJob,
+    ChildPlace,
     ChildPool,
     ChildRaised,
     ChildReply,
@@ -22,7 +23,7 @@ from toolfleet.adapters.tools.child_pool import (
 )
 from toolfleet.adapters.tools.result_json import Encoded, TooLarge, Unserialisable, to_json
 from toolfleet.schemas.errors import ToolError
-from toolfleet.schemas.ports import ToolAnswer, ToolFailed, ToolReturned
+from toolfleet.schemas.ports import ToolAnswer, ToolFailed, ToolPlace, ToolReturned
 from toolfleet.schemas.tools import ToolContext, ToolSpec
 
 
@@ -45,83 +46,110 @@ class PythonTools:
 
     def __init__(self, tools: Mapping[str, LoadedTool], *, children: int) -> None:
         self._tools = dict(tools)
-        self._places = asyncio.Semaphore(children)
         targets = [tool.target for tool in self._tools.values() if tool.spec.runner == "child"]
         modules = sorted({target.rpartition(":")[0] for target in targets})
         largest = max((tool.spec.result_bytes_stored for tool in self._tools.values()), default=0)
         self._pool = ChildPool(size=children, setup=modules, result_bytes_max=largest) if targets else None
+        self._left: set[asyncio.Task[_Came]] = set()  # coroutines that did not end when they were told to
 
     def spec(self, name: str) -> ToolSpec | None:
         tool = self._tools.get(name)
         return None if tool is None else tool.spec
 
-    def place(self, name: str) -> AbstractAsyncContextManager[object]:
-        """One of the children for a plain function; the loop has room for every coroutine."""
-        tool = self._tools.get(name)
-        if tool is None or tool.spec.runner != "child":
-            return nullcontext()
-        return self._places
-
-    async def run(
-        self, name: str, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float
-    ) -> ToolAnswer:
-        """One attempt; comes back at the deadline at the latest, whatever the tool does."""
+    @asynccontextmanager
+    async def place(self, name: str) -> AsyncIterator[ToolPlace]:
+        """A child that is ready for a plain function; the loop has room for every coroutine."""
         tool = self._tools.get(name)
         if tool is None:
-            return ToolFailed("not_loaded", f"{name} is not loaded", 0.0, began=False)
-        if tool.spec.runner == "child":
-            return await self._in_child(tool, arguments, context, timeout_s)
-        return await _on_loop(tool, arguments, context, timeout_s)
+            yield _NotLoaded(name)
+        elif tool.spec.runner == "loop":
+            yield _OnLoop(tool, self._left)
+        else:
+            assert self._pool is not None
+            async with self._pool.place() as child:
+                yield _InChild(tool, child)
 
     async def aclose(self) -> None:
+        for task in self._left:
+            task.cancel()
         if self._pool is not None:
             await self._pool.aclose()
 
-    async def _in_child(
-        self, tool: LoadedTool, arguments: dict[str, Any], context: ToolContext, timeout_s: float
-    ) -> ToolAnswer:
-        assert self._pool is not None
+
+class _NotLoaded:
+    """The place of a tool this process does not have."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+        return ToolFailed("not_loaded", f"{self._name} is not loaded", 0.0, began=False)
+
+
+class _InChild:
+    """A plain function in a child of its own, killed at the deadline."""
+
+    def __init__(self, tool: LoadedTool, child: ChildPlace) -> None:
+        self._tool = tool
+        self._child = child
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
         fields = {f.name: getattr(context, f.name) for f in dataclasses.fields(context)}
         job = ChildJob(
-            target=tool.target,
+            target=self._tool.target,
             arguments=arguments,
             context=fields,
-            context_parameter=tool.spec.context_parameter,
+            context_parameter=self._tool.spec.context_parameter,
         )
-        return _of_child(await self._pool.call(job, timeout_s=timeout_s), tool.spec)
+        return _of_child(await self._child.call(job, timeout_s=timeout_s), self._tool.spec)
 
 
-async def _on_loop(
-    tool: LoadedTool, arguments: dict[str, Any], context: ToolContext, timeout_s: float
-) -> ToolAnswer:
-    started = time.monotonic()
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Came:
+    """What a tool on the loop came to: a value, or whatever it raised."""
+
+    value: Any = None
+    raised: BaseException | None = None
+
+
+class _OnLoop:
+    """A coroutine (or, by choice, a function in a thread) in a task of its own: what it raises or cancels is its own,
+    and one that does not end when it is told to is left behind at the deadline."""
+
+    def __init__(self, tool: LoadedTool, left: set[asyncio.Task[_Came]]) -> None:
+        self._tool = tool
+        self._left = left
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+        started = time.monotonic()
+        task = asyncio.create_task(_came(self._tool, arguments, context))
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+        try:
+            await asyncio.wait((task,), timeout=timeout_s)
+        finally:
+            task.cancel()  # nothing, where it has ended
+        seconds = time.monotonic() - started
+        if not task.done():
+            return ToolFailed("timed_out", f"no answer within {timeout_s:g} s", seconds)
+        came = task.result()
+        if came.raised is not None:
+            return _raised(came.raised, seconds)
+        spec = self._tool.spec
+        return _encoded(to_json(came.value, bytes_max=spec.result_bytes_stored), spec, seconds)
+
+
+async def _came(tool: LoadedTool, arguments: dict[str, Any], context: ToolContext) -> _Came:
+    """Whatever the tool does, as a value: nothing of it may reach the event loop, KeyboardInterrupt included."""
     try:
-        async with asyncio.timeout(timeout_s) as deadline:
-            if tool.is_async:
-                value = await tool.invoke(arguments, context)
-            else:
-                value = await asyncio.to_thread(tool.invoke, arguments, context)
-    except TimeoutError as exc:
-        if deadline.expired():
-            return ToolFailed("timed_out", f"no answer within {timeout_s:g} s", time.monotonic() - started)
-        return _raised(exc, started)
-    except BaseException as exc:
-        if _is_ours(exc):
-            raise
-        return _raised(exc, started)
-    seconds = time.monotonic() - started
-    return _encoded(to_json(value, bytes_max=tool.spec.result_bytes_stored), tool.spec, seconds)
+        if tool.is_async:
+            return _Came(await tool.invoke(arguments, context))
+        return _Came(await asyncio.to_thread(tool.invoke, arguments, context))
+    except BaseException as exc:  # noqa: BLE001 - that is what this is for
+        return _Came(raised=exc)
 
 
-def _is_ours(exc: BaseException) -> bool:
-    """This attempt itself is being stopped; a CancelledError of the tool's own making is a failure like any other."""
-    me = asyncio.current_task()
-    stopped = me is not None and me.cancelling() > 0
-    return isinstance(exc, GeneratorExit) or (isinstance(exc, asyncio.CancelledError) and stopped)
-
-
-def _raised(exc: BaseException, started: float) -> ToolFailed:
-    seconds = time.monotonic() - started
+def _raised(exc: BaseException, seconds: float) -> ToolFailed:
     if isinstance(exc, ToolError):
         return ToolFailed("raised", exc.message, seconds, type(exc).__name__, exc.code, exc.to_fields())
     return ToolFailed("raised", "", seconds, type(exc).__name__)

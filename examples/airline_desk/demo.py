@@ -340,6 +340,11 @@ def _replace(path: Path, text: str) -> None:
 
 @contextmanager
 def _progress(console: Console, conversations: int, cases: int) -> Iterator[Callable[[str], None]]:
+    """Bars on a terminal; elsewhere a line for each tenth."""
+    totals = {"conversations": conversations, "fan-out cases": cases}
+    if not console.is_terminal:
+        yield _Tenths(console, totals).advance
+        return
     columns = (
         TextColumn("{task.description:>14}"),
         BarColumn(),
@@ -348,8 +353,20 @@ def _progress(console: Console, conversations: int, cases: int) -> Iterator[Call
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        tasks = {
-            "conversations": progress.add_task("conversations", total=conversations),
-            "fan-out cases": progress.add_task("fan-out cases", total=cases),
-        }
+        tasks = {name: progress.add_task(name, total=total) for name, total in totals.items()}
         yield lambda name: progress.advance(tasks[name])
+
+
+class _Tenths:
+    """Says how far the demo is, a line for each tenth."""
+
+    def __init__(self, console: Console, totals: Mapping[str, int]) -> None:
+        self._console = console
+        self._totals = totals
+        self._done = dict.fromkeys(totals, 0)
+
+    def advance(self, name: str) -> None:
+        self._done[name] += 1
+        done, total = self._done[name], self._totals[name]
+        if done * 10 // total > (done - 1) * 10 // total:
+            self._console.print(f"{name}: {done} of {total}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration import slow_import_tools
 from toolfleet import Fleet, Limits, RunRequest, RunStatus, ScriptedModel, call, calls, say, tool
 from toolfleet.schemas.errors import (
     FleetBusy,
@@ -125,8 +129,6 @@ def test_a_cancel_stops_a_run_that_waits_for_a_slow_model(tmp_path: Path) -> Non
 
     async def slow(_messages: Any, _tools: Any) -> Any:
         asked.set()
-        import asyncio
-
         await asyncio.to_thread(release.wait, 30)
         return say("too late")
 
@@ -229,20 +231,76 @@ async def interrupts() -> None:
 @tool
 async def cancels() -> None:
     """Raise what usually stops a task."""
-    import asyncio
-
     raise asyncio.CancelledError
 
 
-@pytest.mark.parametrize("declared", [interrupts, cancels], ids=lambda declared: str(declared.spec.name))
-def test_whatever_a_coroutine_raises_is_an_outcome(tmp_path: Path, declared: Any) -> None:
+@tool
+async def leaves() -> None:
+    """Raise what closes a generator."""
+    raise GeneratorExit
+
+
+@tool
+async def cancels_itself() -> None:
+    """Cancel the task it runs in."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(30)
+
+
+OVER = threading.Event()
+
+
+@tool(timeout_s=0.2, attempts_max=1)
+async def swallows() -> None:
+    """Do not end when told to, until the test is over."""
+    while not OVER.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [interrupts, cancels, leaves, cancels_itself, swallows],
+    ids=lambda declared: str(declared.spec.name),
+)
+def test_whatever_a_coroutine_does_is_an_outcome(tmp_path: Path, declared: Any) -> None:
+    OVER.clear()
     script = ScriptedModel([call(declared.spec.name), say("told")])
     fleet = Fleet(f"sqlite:///{tmp_path / 'fleet.db'}", model=script)
     fleet.agent("desk", model="scripted", tools=[declared])
     with fleet:
-        result = fleet.submit("desk", "go").wait(timeout_s=WAIT_S)
+        result = fleet.submit("desk", "go").wait(timeout_s=20)
+        OVER.set()
 
     assert result.ok and result.results[0].outcome == "failed"
+
+
+def test_an_effect_begins_only_in_a_child_that_is_ready(tmp_path: Path) -> None:
+    script = ScriptedModel([call("pay"), say("told")])
+    fleet = Fleet(f"sqlite:///{tmp_path / 'fleet.db'}", model=script)
+    fleet.agent("desk", model="scripted", tools=[slow_import_tools.pay])
+    with fleet:
+        run = fleet.submit("desk", "go", context={"ledger": str(tmp_path / "ledger")})
+        next(event for event in run.events() if event.type == "turn.calls")
+
+        ack = run.cancel()
+        result = run.wait(timeout_s=20)
+
+    assert ack.running == () and result.status is RunStatus.CANCELLED
+    assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize("name", ["sqlite:///{}/hard.db", "sqlite:///file:{}/fleet.db?uri=true"])
+def test_other_names_of_a_database_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "fleet.db").touch()
+    os.link(tmp_path / "fleet.db", tmp_path / "hard.db")
+    fleet = Fleet(name.format(tmp_path), model=ScriptedModel(_parrot))
+
+    with pytest.raises(UnsafeSettings, match=r"hard links|SQLite URI"):
+        fleet.start()
+    fleet.stop()
 
 
 def test_a_link_to_the_database_is_the_same_fleet(fleet: Fleet, tmp_path: Path) -> None:
@@ -257,6 +315,13 @@ def test_a_link_to_the_database_is_the_same_fleet(fleet: Fleet, tmp_path: Path) 
 @pytest.mark.parametrize(
     "options",
     [
+        {"metadata": None},
+        {"metadata": [1]},
+        {"context": None},
+        {"tenant": None},
+        {"lane": [1]},
+        {"deadline_s": 10**400},
+        {"deadline_s": 1e300},
         {"metadata": {"user": 7}},
         {"metadata": {"x": "y" * 20_000}},
         {"deadline_s": "5"},

@@ -44,6 +44,17 @@ _EFFECT = {
 }
 
 
+class SimulatedPlace:
+    """Room for one attempt; implements schemas.ports.ToolPlace."""
+
+    def __init__(self, tools: SimulatedTools, name: str) -> None:
+        self._tools = tools
+        self._name = name
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+        return await self._tools.run(self._name, arguments, context, timeout_s=timeout_s)
+
+
 class SimulatedTools:
     """The tool backend of one process; implements schemas.ports.ToolBackend."""
 
@@ -66,8 +77,8 @@ class SimulatedTools:
     def spec(self, name: str) -> ToolSpec | None:
         return None if name in self._process.missing else TOOLS.get(name)
 
-    def place(self, name: str) -> contextlib.AbstractAsyncContextManager[object]:
-        return contextlib.nullcontext()
+    def place(self, name: str) -> contextlib.AbstractAsyncContextManager[SimulatedPlace]:
+        return contextlib.nullcontext(SimulatedPlace(self, name))
 
     async def run(
         self, name: str, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float

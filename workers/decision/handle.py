@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import structlog
 
@@ -116,7 +118,7 @@ class Decider:
         except ModelError as exc:
             facts = self._facts(request, queue_s, started)
             delay = backoff_s(state.model_failures + 1, self._draw(), retry_after_s=exc.fault.retry_after_s)
-            log.warning("model_failed", run_id=state.run_id, kind=exc.fault.kind, status=exc.fault.status)
+            log.warning("model_failed", run_id=state.run_id, kind=exc.fault.kind, error=exc.fault.message)
             return ModelFailed(command_id, token, exc.fault, delay, facts)
         await self._point("decide.after_model")
         calls = propose(
@@ -135,10 +137,7 @@ class Decider:
         except ModelError:
             raise
         except Exception as exc:
-            log.error(
-                "model_client_raised", model=request.agent.model, error=f"{type(exc).__name__}: {exc}"[:500]
-            )
-            message = f"the model client raised {type(exc).__name__}"
+            message = f"the model client raised {type(exc).__name__} at {_place_of(exc)}"
             raise ModelError(ModelFault("bad_reply", message, retryable=True)) from exc
 
     async def _agent(self, name: str, version: str) -> AgentSpec | None:
@@ -181,3 +180,9 @@ def _waited(state: RunState, command_id: CommandId, leased: Applied) -> float:
     """Seconds between the step's due time and its lease, by the database's clock."""
     before = leased.before.command(command_id) if leased.before is not None else None
     return 0.0 if before is None else max(0.0, leased.now_s - before.due_at)
+
+
+def _place_of(exc: Exception) -> str:
+    """File and line where it was raised, without the values there."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown place"

@@ -14,7 +14,7 @@ from toolfleet.schemas.ids import CommandId, LeaseToken, RunId, idempotency_key_
 from toolfleet.schemas.limits import RESULT_BYTES_INLINE
 from toolfleet.schemas.messages import ExecMessage, InlineResult, ResultMessage
 from toolfleet.schemas.outcomes import RunStatus
-from toolfleet.schemas.ports import Applied, Clock, RunStore, ToolBackend, ToolFailed, Transition
+from toolfleet.schemas.ports import Applied, Clock, RunStore, ToolBackend, ToolFailed, ToolPlace, Transition
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolContext, ToolSpec
@@ -70,15 +70,15 @@ class Executor:
 
     async def _one(self, received: Received, view: CallView | None) -> None:
         assert view is not None
-        async with self._tools.place(view.call.tool):
-            await self._placed(received, view)
+        async with self._tools.place(view.call.tool) as place:
+            await self._placed(received, view, place)
 
-    async def _placed(self, received: Received, view: CallView) -> None:
+    async def _placed(self, received: Received, view: CallView, place: ToolPlace) -> None:
         message = received.message
         assert isinstance(message, ExecMessage)
         poisonable = message.sends >= 1 or view.row.deaths > 0 or received.delivery.redelivered
         if not view.call.effect and not poisonable:
-            await self._attempt(view, view.call, None)
+            await self._attempt(view, view.call, None, place)
             return
         token = self._token()
         applied = await self._apply(view, CallLeased(view.row.id, token, self._owner, self._leases.lease_s))
@@ -91,16 +91,18 @@ class Executor:
             view.run_id,
             view.row.id,
             token,
-            self._attempt(view, call, token),
+            self._attempt(view, call, token, place),
             deadline_s=call.timeout_s,
             stop_when_lost=not call.effect,
         )
 
-    async def _attempt(self, view: CallView, call: CallState, token: LeaseToken | None) -> None:
+    async def _attempt(
+        self, view: CallView, call: CallState, token: LeaseToken | None, place: ToolPlace
+    ) -> None:
         if token is not None:
             await self._point("exec.after_lease")
         queue_s = max(0.0, view.now_s - view.row.due_at)
-        verdict = await self._try(view, call)
+        verdict = await self._try(view, call, place)
         await self._point("exec.after_tool")
         result = replace(verdict.result, queue_s=queue_s)
         if verdict.passing:
@@ -115,7 +117,7 @@ class Executor:
         await self._apply(view, event)
         await self._point("exec.after_publish")
 
-    async def _try(self, view: CallView, call: CallState) -> Verdict:
+    async def _try(self, view: CallView, call: CallState, place: ToolPlace) -> Verdict:
         spec = self._tools.spec(call.tool)
         if spec is None:
             missing = ToolFailed("not_loaded", f"{call.tool} is not loaded", 0.0, began=False)
@@ -132,9 +134,7 @@ class Executor:
             deadline_at=self._clock.now_s() + spec.timeout_s,
             context=view.context,
         )
-        answer = await self._tools.run(
-            call.tool, orjson.loads(call.arguments), context, timeout_s=spec.timeout_s
-        )
+        answer = await place.run(orjson.loads(call.arguments), context, timeout_s=spec.timeout_s)
         if isinstance(answer, ToolFailed):
             log.info(
                 "tool_failed", run_id=view.run_id, call_id=call.call_id, tool=call.tool, kind=answer.kind
