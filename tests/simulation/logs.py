@@ -23,7 +23,14 @@ class Logs:
 
     def __enter__(self) -> None:
         self._before = structlog.get_config()
-        structlog.configure(processors=[self._take], cache_logger_on_first_use=False)
+        # All of it: what somebody configured before must not decide which lines a story has.
+        structlog.configure(
+            processors=[self._take],
+            wrapper_class=structlog.make_filtering_bound_logger(0),
+            context_class=dict,
+            logger_factory=structlog.PrintLoggerFactory(),
+            cache_logger_on_first_use=False,
+        )
 
     def __exit__(self, *_: object) -> None:
         structlog.configure(**self._before)
