@@ -1,11 +1,54 @@
-"""What every test of the project shares: the hypothesis profile. Fixtures live in the folder that needs them."""
+"""What every test of the project shares: the hypothesis profile, and the servers that are started once for all.
+
+A test that needs a server which is not on the machine is not run, and says so; TOOLFLEET_REQUIRE=redis,… makes it fail.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from tests import servers
 
 # Loaded by name because hypothesis would choose a profile without randomness where CI is set: CI has to look
 # for new examples as a developer does. The printed blob repeats a failure; pytest-timeout is the deadline, a
 # time per example would only make a slow machine look like a bug.
 settings.register_profile("toolfleet", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("toolfleet")
+
+
+def require(kind: str) -> None:
+    """Skip, or fail where TOOLFLEET_REQUIRE names it, when that server is not on this machine."""
+    reason = servers.missing(kind)
+    if reason is None:
+        return
+    if kind in os.environ.get("TOOLFLEET_REQUIRE", "").split(","):
+        pytest.fail(f"{reason}, and TOOLFLEET_REQUIRE asks for it")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[servers.Server]:
+    """A Redis or Valkey that all tests share: keep to keys of your own, or use `servers.redis_server()`."""
+    require("redis")
+    with servers.redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[servers.Server]:
+    """A PostgreSQL cluster that all tests share: `servers.new_database(postgresql)` is one of your own."""
+    require("postgresql")
+    with servers.postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[servers.Server]:
+    """A RabbitMQ node that all tests share: keep to queues of your own, or use `servers.rabbitmq_server()`."""
+    require("rabbitmq")
+    with servers.rabbitmq_server() as server:
+        yield server
