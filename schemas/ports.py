@@ -25,10 +25,13 @@ from toolfleet.schemas.views import (
     DeadLetter,
     DueRow,
     HeldLease,
+    QueueLoad,
     RunEvent,
     RunView,
     StepView,
     StoredItem,
+    WorkerBeat,
+    WorkerView,
 )
 
 
@@ -185,6 +188,22 @@ class RunStore(Protocol):
 
     async def counts(self) -> dict[str, int]:
         """For doctor and progress: runs per status, outstanding commands, leases, dead letters."""
+        ...
+
+    async def beat(self, beat: WorkerBeat) -> None:
+        """A worker process is there; forgets those that have been silent for WORKER_FORGOTTEN_S."""
+        ...
+
+    async def leave(self, worker_id: str) -> None:
+        """A worker process ends in an orderly way."""
+        ...
+
+    async def workers(self) -> list[WorkerView]:
+        """Worker processes that did not leave, the one that started last first."""
+        ...
+
+    async def loads(self) -> list[QueueLoad]:
+        """What is outstanding, by queue; queues with nothing are left out."""
         ...
 
     async def now(self) -> float: ...

@@ -135,3 +135,39 @@ class DueRow:
     run_id: RunId
     row: CommandRow
     trace: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBeat:
+    """What a worker process says of itself, again and again.
+
+    `roles`: the queues it reads, and `keeper`. `state`: in_flight, taken, settled (counts since its start), `stuck`
+    (why it does not get on, or empty) and `health` (where it answers, or empty).
+    """
+
+    id: str
+    host: str
+    pid: int
+    roles: tuple[str, ...]
+    version: str
+    started_at: float
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker process as it was last heard of; `silent_s` is how long ago, by the database's clock."""
+
+    beat: WorkerBeat
+    seen_at: float
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLoad:
+    """What is outstanding for a queue: rows, those of them leased, and for how long the oldest unleased one is due."""
+
+    queue: str
+    rows: int
+    leased: int
+    oldest_s: float

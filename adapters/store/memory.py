@@ -7,6 +7,7 @@ simulation makes it fail: before anything is written, or after everything is, wh
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.events import Submitted
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
+from toolfleet.schemas.limits import WORKER_FORGOTTEN_S
 from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Transition
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
@@ -27,10 +29,13 @@ from toolfleet.schemas.views import (
     DeadLetter,
     DueRow,
     HeldLease,
+    QueueLoad,
     RunEvent,
     RunView,
     StepView,
     StoredItem,
+    WorkerBeat,
+    WorkerView,
 )
 
 Hook = Callable[[Sequence[Transition]], None]
@@ -56,6 +61,7 @@ class MemoryStore:
         self._dead: dict[str, DeadLetter] = {}
         self._agents: dict[tuple[str, str], AgentSpec] = {}  # in the order they were registered last
         self._brokers: dict[str, tuple[str, float | None]] = {}
+        self._beats: dict[str, tuple[WorkerBeat, float]] = {}  # with when it was heard last
 
     # -- the machine's transactions ------------------------------------------------------------------------------------
 
@@ -324,6 +330,39 @@ class MemoryStore:
 
     async def now(self) -> float:
         return self._now()
+
+    # -- the fleet as it is --------------------------------------------------------------------------------------------
+
+    async def beat(self, beat: WorkerBeat) -> None:
+        now = self._now()
+        first = self._beats[beat.id][0] if beat.id in self._beats else beat
+        self._beats[beat.id] = (replace(first, state=dict(beat.state)), now)
+        gone = [id_ for id_, (_, seen_at) in self._beats.items() if seen_at < now - WORKER_FORGOTTEN_S]
+        for id_ in gone:
+            del self._beats[id_]
+
+    async def leave(self, worker_id: str) -> None:
+        self._beats.pop(worker_id, None)
+
+    async def workers(self) -> list[WorkerView]:
+        now = self._now()
+        views = [WorkerView(beat, seen_at, max(0.0, now - seen_at)) for beat, seen_at in self._beats.values()]
+        return sorted(views, key=lambda view: (-view.beat.started_at, view.beat.id))
+
+    async def loads(self) -> list[QueueLoad]:
+        by_queue: dict[str, list[CommandRow]] = defaultdict(list)
+        for _, row in self._rows():
+            by_queue[row.queue].append(row)
+        now = self._now()
+        return [
+            QueueLoad(
+                queue,
+                len(rows),
+                sum(1 for row in rows if row.token is not None),
+                max([0.0, *(now - row.due_at for row in rows if row.token is None)]),
+            )
+            for queue, rows in sorted(by_queue.items())
+        ]
 
     # -- dead letters --------------------------------------------------------------------------------------------------
 

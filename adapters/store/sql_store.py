@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine
 
 from toolfleet.adapters.store import agents as agent_rows
 from toolfleet.adapters.store import dead as dead_rows
-from toolfleet.adapters.store import migrate, reads, relay
+from toolfleet.adapters.store import fleet_rows, migrate, reads, relay
 from toolfleet.adapters.store.batch import Batch
 from toolfleet.adapters.store.engine import READERS, open_engine, translated
 from toolfleet.adapters.store.load import database_time
@@ -35,10 +35,13 @@ from toolfleet.schemas.views import (
     DeadLetter,
     DueRow,
     HeldLease,
+    QueueLoad,
     RunEvent,
     RunView,
     StepView,
     StoredItem,
+    WorkerBeat,
+    WorkerView,
 )
 
 P = ParamSpec("P")
@@ -177,6 +180,20 @@ class SqlStore:
 
     async def now(self) -> float:
         return await self._read(self._time)
+
+    # -- the fleet as it is --------------------------------------------------------------------------------------------
+
+    async def beat(self, beat: WorkerBeat) -> None:
+        await self._write(lambda connection: fleet_rows.beat(connection, beat, self._time(connection)))
+
+    async def leave(self, worker_id: str) -> None:
+        await self._write(lambda connection: fleet_rows.leave(connection, worker_id))
+
+    async def workers(self) -> list[WorkerView]:
+        return await self._read_now(fleet_rows.worker_views)
+
+    async def loads(self) -> list[QueueLoad]:
+        return await self._read_now(fleet_rows.loads)
 
     # -- dead letters --------------------------------------------------------------------------------------------------
 

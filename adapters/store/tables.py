@@ -312,3 +312,16 @@ brokers = Table(
     _text("marker"),
     Column("reset_at", Double),
 )
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _text("host"),
+    _whole("pid"),
+    _text("roles"),
+    _text("version"),
+    _real("started_at"),
+    _real("seen_at"),
+    _text("state"),
+)
