@@ -13,6 +13,7 @@ from tests.contract.store_bench import (
     Bench,
     OpenBench,
     command_ids,
+    each_store,
     lease,
     new_run,
     over_every_store,
@@ -46,6 +47,7 @@ from toolfleet.schemas.outcomes import CallOutcome, RunStatus, TurnPhase
 from toolfleet.schemas.ports import Applied, Transition
 
 pytestmark = over_every_store
+open_bench = each_store
 
 
 # -- T1 submit -----------------------------------------------------------------------------------------------------------

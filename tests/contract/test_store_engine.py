@@ -12,6 +12,7 @@ from tests.contract.store_bench import (
     Bench,
     OpenBench,
     ScriptedMachine,
+    each_store,
     memory_bench,
     new_run,
     over_every_store,
@@ -39,6 +40,8 @@ from toolfleet.schemas.records import (
     StoreResult,
 )
 from toolfleet.schemas.run import RunState
+
+open_bench = each_store
 
 
 def _row(name: str, due_at: float) -> CommandRow:

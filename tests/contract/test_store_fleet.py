@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.contract.store_bench import Bench, OpenBench, over_every_store, play, settled, state_of
+from tests.contract.store_bench import (
+    Bench,
+    OpenBench,
+    each_store,
+    over_every_store,
+    play,
+    settled,
+    state_of,
+)
 from toolfleet.schemas.events import CallLeased
 from toolfleet.schemas.ids import CommandId, new_token
 from toolfleet.schemas.limits import WORKER_FORGOTTEN_S
@@ -13,6 +21,7 @@ from toolfleet.schemas.ports import Transition
 from toolfleet.schemas.views import QueueLoad, WorkerBeat
 
 pytestmark = over_every_store
+open_bench = each_store
 
 BEAT = WorkerBeat("a:1:x", "a", 1, ("exec.low", "keeper"), "0.1.0", 10.0, {"in_flight": 2, "stuck": ""})
 

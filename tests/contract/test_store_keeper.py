@@ -8,6 +8,7 @@ from tests.contract.store_bench import (
     Bench,
     OpenBench,
     command_ids,
+    each_store,
     lease,
     over_every_store,
     play,
@@ -22,6 +23,7 @@ from toolfleet.schemas.ports import SentMark
 from toolfleet.schemas.results import CallResult
 
 pytestmark = over_every_store
+open_bench = each_store
 
 BROKER = "memory"
 

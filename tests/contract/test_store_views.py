@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.contract.store_bench import Bench, OpenBench, over_every_store, play
+from tests.contract.store_bench import Bench, OpenBench, each_store, over_every_store, play
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.ids import new_run_id
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.schemas.views import DeadLetter
 
 pytestmark = over_every_store
+open_bench = each_store
 
 TOOL = ToolSpec(
     name="look_up", description="d", parameters={"type": "object", "properties": {"b": {}, "a": {}}}
