@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,12 @@ from toolfleet.schemas.errors import NotMigrated, StoreError, StoreUnavailable, 
 
 READERS: Final = 4  # threads, and connections, for statements that only read
 SQLITE_MIN: Final = (3, 35, 0)  # RETURNING
+WAL: Final = "PRAGMA journal_mode = WAL"
+WAL_TRIES: Final = 200  # a file becomes WAL once, in milliseconds; ten seconds in all, as busy_timeout
+WAL_WAIT_S: Final = 0.05
 SQLITE_PRAGMAS: Final = (
-    "PRAGMA busy_timeout = 10000",  # first, so that it holds for the next one; ms
-    "PRAGMA journal_mode = WAL",
+    "PRAGMA busy_timeout = 10000",  # first, so that it holds for the next ones; ms
+    WAL,
     "PRAGMA synchronous = FULL",  # an answered commit survives a power cut
     "PRAGMA foreign_keys = ON",
 )
@@ -90,7 +94,7 @@ def _prepare_sqlite(engine: Engine) -> None:
     def _connected(connection: Any, record: Any) -> None:
         connection.isolation_level = None  # sqlite3 itself begins nothing: `_begun` does
         for pragma in SQLITE_PRAGMAS:
-            connection.execute(pragma)
+            _set(connection, pragma)
 
     @event.listens_for(engine, "begin")
     def _begun(connection: Connection) -> None:
@@ -98,6 +102,18 @@ def _prepare_sqlite(engine: Engine) -> None:
         # takes the write lock at its start, where busy_timeout counts.
         writing = connection.get_execution_options().get("toolfleet_writing", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+def _set(connection: sqlite3.Connection, pragma: str) -> None:
+    """Where two connections turn a new file to WAL at once, one is refused without the wait of busy_timeout."""
+    for tried in range(1, WAL_TRIES + 1):
+        try:
+            connection.execute(pragma)
+            return
+        except sqlite3.OperationalError as exc:
+            if pragma != WAL or "locked" not in str(exc) or tried == WAL_TRIES:
+                raise
+            time.sleep(WAL_WAIT_S)
 
 
 def is_infrastructure(exc: BaseException) -> bool:
