@@ -69,19 +69,24 @@ POLICIES: Final[Mapping[str, QueuePolicy]] = MappingProxyType(
 )
 
 
-def broken_rules(policies: Mapping[str, QueuePolicy]) -> list[str]:
+def broken_rules(
+    policies: Mapping[str, QueuePolicy],
+    *,
+    heartbeat_s: float = HEARTBEAT_S,
+    keeper_period_s: float = KEEPER_PERIOD_S,
+) -> list[str]:
     """One sentence for each inequality that does not hold; the reason is what would happen otherwise."""
     found = []
     for name, policy in policies.items():
         if policy.fetch_max < 1:
             found.append(f"{name}: nothing would be fetched")
-        if policy.lost_after_s <= UNSENT_AFTER_S + KEEPER_PERIOD_S:
+        if policy.lost_after_s <= UNSENT_AFTER_S + keeper_period_s:
             found.append(f"{name}: a message would count as lost before the keeper can have published it")
         if policy.lease_s is None:
             continue
-        if policy.lease_s <= 2 * HEARTBEAT_S:
+        if policy.lease_s <= 2 * heartbeat_s:
             found.append(f"{name}: one late renewal would lose the lease of a live worker")
-        if policy.lease_s + KEEPER_PERIOD_S >= CLAIM_S:
+        if policy.lease_s + keeper_period_s >= CLAIM_S:
             found.append(
                 f"{name}: a message taken over from a dead worker would meet that worker's lease, and wake nobody"
             )

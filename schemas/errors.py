@@ -159,7 +159,10 @@ class ToolError(ToolfleetError):
 class BusinessError(ToolError):
     """A rule, a missing thing or a conflict: final for this call, and the model may tell the user.
 
-    `reason_code` is for programs, `suggested_action` and `user_action_required` guide the model.
+    `reason_code` is for programs, `suggested_action` and `user_action_required` guide the model. `no_effect`: the tool
+    knows that nothing was done under this idempotency key, in an earlier attempt that was lost neither; without it a
+    refusal after a lost attempt of an effect cannot be believed ("already refunded" may be about that attempt), and
+    the call ends `needs_human`.
     """
 
     code = "business_error"
@@ -171,12 +174,14 @@ class BusinessError(ToolError):
         reason_code: str = "business_error",
         suggested_action: str = "",
         user_action_required: bool = False,
+        no_effect: bool = False,
     ) -> None:
         super().__init__(
             message,
             reason_code=reason_code,
             suggested_action=suggested_action,
             user_action_required=user_action_required,
+            no_effect=no_effect,
         )
 
 

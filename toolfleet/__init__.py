@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from toolfleet.version import __version__
+
 if TYPE_CHECKING:
     from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
     from toolfleet.adapters.llm.scripted import Reply, ScriptedModel, call, calls, say
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from toolfleet.schemas.outcomes import CallOutcome, Lane, RunStatus, Tier
     from toolfleet.schemas.tools import ToolContext
     from toolfleet.settings import Settings
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AgentSpec",

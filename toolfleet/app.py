@@ -5,16 +5,12 @@
     Keeper: what no message will ever wake.            RunStore: the truth.            MessageLayer: a cache of intent.
 
 `EmbeddedFleet` is all roles in one process over SQLite and in-process queues: needs no server, survives kill -9.
+`Worker` (worker.py) is some roles in one process over a shared broker and database; `roles.py` has what both start.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import random
-import socket
 from pathlib import Path
-from typing import Any
 
 import structlog
 from sqlalchemy.engine import make_url
@@ -24,26 +20,19 @@ from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.folder_lock import FolderLock
 from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.adapters.tools.python_function import PythonTools
+from toolfleet.brokers import open_codec, refuse_unsafe_numbers
 from toolfleet.definitions import Registry
-from toolfleet.queues.envelope import Codec, KeyRing
-from toolfleet.queues.policy import POLICIES
-from toolfleet.schemas.commands import DECIDE_QUEUES, EXEC_QUEUES, RESULTS_QUEUE
+from toolfleet.roles import Roles
 from toolfleet.schemas.errors import UnsafeSettings
-from toolfleet.schemas.ids import new_token
-from toolfleet.schemas.outcomes import Lane, Tier
-from toolfleet.schemas.ports import Clock, MessageLayer, ModelClient, RunStore, ToolBackend
+from toolfleet.schemas.limits import DEFAULT_LIMITS
+from toolfleet.schemas.outcomes import Tier
+from toolfleet.schemas.ports import ModelClient
 from toolfleet.schemas.views import HeldLease
 from toolfleet.settings import Settings
-from toolfleet.workers.collector.handle import Collector
-from toolfleet.workers.consumer import Consumer
-from toolfleet.workers.decision.handle import Decider
-from toolfleet.workers.executor.handle import Executor
-from toolfleet.workers.keeper.handle import Keeper
 from toolfleet.workers.keeper.leases import take_over
 from toolfleet.workers.keeper.relay import heal_wipe
-from toolfleet.workers.leases import Leases
 from toolfleet.workers.machine import MACHINE
-from toolfleet.workers.points import Point, unarmed
+from toolfleet.workers.points import unarmed
 from toolfleet.workers.publisher import Publisher
 
 log = structlog.get_logger("toolfleet.app")
@@ -68,107 +57,6 @@ def check_tiers(registry: Registry, settings: Settings) -> list[str]:
     return gated
 
 
-class Roles:
-    """The workers of one process over given ports: consumers, keeper and leases, started and stopped together."""
-
-    def __init__(
-        self,
-        *,
-        store: RunStore,
-        layer: MessageLayer,
-        codec: Codec,
-        model: ModelClient,
-        tools: ToolBackend,
-        clock: Clock,
-        settings: Settings,
-        point: Point = unarmed,
-    ) -> None:
-        owner = f"{socket.gethostname()}:{os.getpid()}"
-        self.publisher = Publisher(store, layer, codec, clock.now_s)
-        self.leases = Leases(store, clock, lease_s=settings.lease_s)
-        self._clock = clock
-        draw = random.Random().random
-        working: dict[str, Any] = {
-            "store": store,
-            "publisher": self.publisher,
-            "leases": self.leases,
-            "clock": clock,
-            "owner": owner,
-            "draw": draw,
-            "token": new_token,
-            "point": point,
-        }
-        decider = Decider(model=model, **working)
-        executor = Executor(tools=tools, **working)
-        collector = Collector(store=store, publisher=self.publisher, clock=clock, point=point)
-        self._counted = (decider, executor, collector)
-        feed: dict[str, Any] = {"layer": layer, "codec": codec, "store": store, "clock": clock}
-        self.consumers = _consumers(decider, executor, collector, settings, feed)
-        self.keeper = Keeper(
-            store=store,
-            layer=layer,
-            publisher=self.publisher,
-            clock=clock,
-            point=point,
-            period_s=settings.keeper_period_s,
-            lease_s=settings.lease_s,
-        )
-        self._drain_s = settings.drain_s
-        self._consuming: list[asyncio.Task[None]] = []
-        self._keeping: list[asyncio.Task[None]] = []
-
-    @property
-    def dropped(self) -> int:
-        """Messages that found no work: repeated, late, or overtaken ones."""
-        return sum(role.dropped for role in self._counted)
-
-    def start(self) -> None:
-        """Start consuming and keeping, on the running loop."""
-        self._consuming = [asyncio.create_task(consumer.run()) for consumer in self.consumers]
-        self._keeping = [asyncio.create_task(self.keeper.run()), asyncio.create_task(self.leases.run())]
-        for task in (*self._consuming, *self._keeping):
-            task.add_done_callback(_report)
-
-    async def stop(self, *, drain_s: float | None = None) -> bool:
-        """Fetch no more, let steps in flight end, give back the rest. True: everything in flight had ended."""
-        grace_s = self._drain_s if drain_s is None else drain_s
-        for consumer in self.consumers:
-            consumer.stop()
-        for task in self._consuming:
-            task.cancel()
-        await asyncio.gather(*self._consuming, return_exceptions=True)
-        drained = await asyncio.gather(*(consumer.drain(grace_s=grace_s) for consumer in self.consumers))
-        await self.leases.hand_back()
-        for task in self._keeping:
-            task.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
-        for consumer in self.consumers:
-            await consumer.abandon()
-        return all(drained)
-
-
-def _consumers(
-    decider: Decider, executor: Executor, collector: Collector, settings: Settings, feed: dict[str, Any]
-) -> list[Consumer]:
-    """One consumer for decisions (interactive first), one for results, one for each tier."""
-    decide_queues = [DECIDE_QUEUES[Lane.INTERACTIVE], DECIDE_QUEUES[Lane.BATCH]]
-    decide_batch = POLICIES[decide_queues[0]].fetch_max
-    results_batch = POLICIES[RESULTS_QUEUE].fetch_max
-    return [
-        Consumer(decider, decide_queues, slots=settings.decide_slots, batch=decide_batch, **feed),
-        Consumer(collector, [RESULTS_QUEUE], slots=2 * results_batch, batch=results_batch, **feed),
-        *(
-            Consumer(executor, [queue], slots=settings.exec_slots, batch=POLICIES[queue].fetch_max, **feed)
-            for queue in EXEC_QUEUES.values()
-        ),
-    ]
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("role_ended", exc_info=task.exception())
-
-
 class EmbeddedFleet:
     """Every role in this process: SQLite, in-process queues, children for plain functions."""
 
@@ -176,11 +64,7 @@ class EmbeddedFleet:
         self, registry: Registry, settings: Settings, model: ModelClient, *, store: SqlStore | None = None
     ) -> None:
         check_tiers(registry, settings)
-        if settings.broker != "memory://":
-            raise UnsafeSettings(
-                f"broker {settings.broker!r} is not known",
-                hint="This release has the embedded one: memory://.",
-            )
+        refuse_unsafe_numbers(settings)
         self._registry = registry
         self._settings = settings
         self._model = model
@@ -217,11 +101,12 @@ class EmbeddedFleet:
         self._roles = Roles(
             store=self.store,
             layer=self._layer,
-            codec=Codec(_keys(settings), clock.now_s),
+            codec=open_codec(settings, clock),
             model=self._model,
             tools=self._tools,
             clock=clock,
             settings=settings,
+            longest_s=longest_step_s(self._registry),
         )
         await self.store.register_agents(list(self._registry.agents.values()))
         await heal_wipe(self.store, self._layer, unarmed)
@@ -250,6 +135,13 @@ class EmbeddedFleet:
         return tool is not None and tool.spec.runner == "loop"
 
 
+def longest_step_s(registry: Registry) -> float:
+    """The longest deadline of a step this process may have in its hands, seconds."""
+    tools = (tool.spec.timeout_s for tool in registry.tools.values())
+    models = (agent.limits.model_timeout_s for agent in registry.agents.values())
+    return max([DEFAULT_LIMITS.model_timeout_s, *tools, *models])
+
+
 def lock_path(database: str) -> Path:
     """The lock file beside an SQLite database. Raises UnsafeSettings for a database that cannot be embedded."""
     url = make_url(database)
@@ -270,9 +162,3 @@ def lock_path(database: str) -> Path:
             hint="Remove the other names, or copy the file.",
         )
     return path.with_name(path.name + ".lock")
-
-
-def _keys(settings: Settings) -> KeyRing:
-    if settings.signing_keys is None:
-        return KeyRing.ephemeral()
-    return KeyRing.parse(settings.signing_keys.get_secret_value())

@@ -19,6 +19,8 @@ from toolfleet.commands.doctor import doctor
 from toolfleet.commands.run import run
 from toolfleet.commands.terminal import print_error, print_text
 from toolfleet.commands.up import up
+from toolfleet.commands.worker import app as workers
+from toolfleet.commands.worker import worker
 
 app = typer.Typer(
     name="toolfleet",
@@ -28,6 +30,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(up)
+app.command()(worker)
+app.add_typer(workers, name="workers")
 app.command()(run)
 app.add_typer(runs.app, name="runs")
 app.add_typer(dead.app, name="dead")

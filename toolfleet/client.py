@@ -120,6 +120,11 @@ class Client:
 
         Raises UnknownAgent, UnknownRun, RunNotFinished, IdempotencyConflict, TooLarge, InputError.
         """
+        if isinstance(requests, (str, bytes)) or not isinstance(requests, Sequence):
+            raise InputError(
+                f"runs are asked for with a list of RunRequests, not with {type(requests).__name__}",
+                hint='submit_many([RunRequest("agent", "input")]).',
+            )
         return await self._accepted([await self._new_run(request) for request in requests])
 
     async def retry(
@@ -254,6 +259,7 @@ class Client:
             pause = min(POLL_MAX_S, pause * 1.5)
 
     async def _new_run(self, request: RunRequest) -> NewRun:
+        _check_types(request)
         agent = await self._agent(request.agent)
         _check(request)
         size = len(request.input.encode())
@@ -347,6 +353,18 @@ class _Finished:
 METADATA_BYTES_MAX = 16_000
 DEADLINE_S_MAX = 10 * 366 * 86_400.0  # ten years
 NAME_CHARS_MAX = {"idempotency_key": 256, "tenant": 128, "previous_run_id": 64}
+
+
+def _check_types(request: object) -> None:
+    if not isinstance(request, RunRequest):
+        raise InputError(
+            f"a run is asked for with a RunRequest, not with {type(request).__name__}",
+            hint='submit_many([RunRequest("agent", "input")]), or submit("agent", "input").',
+        )
+    for name in ("agent", "input"):
+        if not isinstance(getattr(request, name), str):
+            found = type(getattr(request, name)).__name__
+            raise InputError(f"{name!r} of a run has to be text, not {found}", hint="Nothing was submitted.")
 
 
 def _check(request: RunRequest) -> None:

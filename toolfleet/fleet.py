@@ -1,5 +1,8 @@
 """The Python face: declare tools and agents, run the embedded fleet, submit, wait, cancel, watch.
 
+With a broker that processes share (redis://, amqp://) the workers usually are other processes (`toolfleet up --broker`,
+`toolfleet worker`); this object submits to them, and `with fleet:` runs all roles here as well.
+
 Blocking methods may be called from any thread; each has an `_async` twin for use inside an event loop. Heavy modules
 are imported when a fleet is opened, so that a child process that only needs the tools stays small.
 """
@@ -17,14 +20,18 @@ from toolfleet.schemas.agents import AgentSpec, ExampleTurn, Price
 from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.schemas.limits import DEFAULT_LIMITS, Limits
 from toolfleet.schemas.outcomes import Lane, Tier
-from toolfleet.schemas.ports import ModelClient
+from toolfleet.schemas.ports import MessageLayer, ModelClient, RunStore
 from toolfleet.schemas.tools import Runner
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from toolfleet.app import EmbeddedFleet
     from toolfleet.client import CancelAck, Client, RunResult
     from toolfleet.schemas.views import RunEvent
     from toolfleet.settings import Settings
+    from toolfleet.worker import Worker
+    from toolfleet.workers.publisher import Publisher
 
 T = TypeVar("T")
 
@@ -68,7 +75,9 @@ class Fleet:
         self._overrides: dict[str, Any] = {"database": database, "broker": broker, "approvals": approvals}
         self._given_settings = settings
         self._model = model
-        self._embedded: EmbeddedFleet | None = None
+        self._workers: EmbeddedFleet | Worker | None = None
+        self._layer: MessageLayer | None = None
+        self._celery: Celery | None = None
         self._client: Client | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -160,7 +169,7 @@ class Fleet:
     @property
     def duplicates_dropped(self) -> int:
         """Messages that found no work since the start: repeated, late, or overtaken ones."""
-        return 0 if self._embedded is None else self._embedded.dropped
+        return 0 if self._workers is None else self._workers.dropped
 
     @property
     def brings_model(self) -> bool:
@@ -197,23 +206,35 @@ class Fleet:
 
     async def start_async(self) -> None:
         """As `start`, inside the running loop, which then carries the workers."""
+        from toolfleet.brokers import is_embedded
+
+        _quiet_logs()
+        workers = await self._embedded_workers() if is_embedded(self.settings) else self._shared_workers()
+        await workers.start()
+        self._workers = workers
+        self._client = self._new_client(workers)
+
+    async def _embedded_workers(self) -> EmbeddedFleet:
         from toolfleet.adapters.store.migrate import upgrade
         from toolfleet.app import EmbeddedFleet, lock_path
 
-        _quiet_logs()
         lock_path(self.settings.database)
         await asyncio.to_thread(upgrade, self.settings.database)
-        embedded = EmbeddedFleet(self.registry, self.settings, self._model_client())
-        await embedded.start()
-        self._embedded = embedded
-        self._client = self._new_client(embedded)
+        return EmbeddedFleet(self.registry, self.settings, self.new_model())
+
+    def _shared_workers(self) -> Worker:
+        from toolfleet.worker import Worker
+
+        return Worker(self.registry, self.settings, self.new_model)
 
     async def stop_async(self, *, drain_s: float | None = None) -> None:
         """As `stop`, inside the loop it was started in."""
-        client, embedded = self._client, self._embedded
-        self._client, self._embedded = None, None
-        if embedded is not None:
-            await embedded.stop(drain_s=drain_s)
+        client, workers, layer = self._client, self._workers, self._layer
+        self._client, self._workers, self._layer = None, None, None
+        if workers is not None:
+            await workers.stop(drain_s=drain_s)
+        if layer is not None:
+            await layer.aclose()
         if client is not None:
             await client.aclose()
 
@@ -271,7 +292,16 @@ class Fleet:
             self._client = self._new_client(None)
         return self._client
 
-    def _new_client(self, embedded: EmbeddedFleet | None) -> Client:
+    @property
+    def celery(self) -> Celery:
+        """The Celery app whose workers host this fleet's roles: `celery -A myapp:app worker -Q exec.low`."""
+        if self._celery is None:
+            from toolfleet.celery_app import make_app
+
+            self._celery = make_app(self)
+        return self._celery
+
+    def _new_client(self, workers: EmbeddedFleet | Worker | None) -> Client:
         from toolfleet.adapters.llm.prices import PriceTable
         from toolfleet.app import open_store
         from toolfleet.client import Client
@@ -287,22 +317,37 @@ class Fleet:
                 agent, Usage(input_tokens=prompt, output_tokens=agent.limits.output_tokens_max)
             )
 
-        store = embedded.store if embedded is not None else open_store(self.settings)
-        publish = embedded.publisher.rows if embedded is not None else None
+        store = workers.store if workers is not None else open_store(self.settings)
+        publisher = workers.publisher if workers is not None else self._publisher(store)
+        publish = publisher.rows if publisher is not None else None
         client = Client(store, publish=publish, reserve_usd=reserve)
         client.know(list(self.registry.agents.values()))
         return client
 
-    def _model_client(self) -> ModelClient:
-        if self._model is None:
-            from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+    def _publisher(self, store: RunStore) -> Publisher | None:
+        """Of a process that only submits to a shared broker; without one the keeper of the fleet sends the rows."""
+        from toolfleet.adapters.clock import SystemClock
+        from toolfleet.brokers import is_embedded, open_codec, open_layer
+        from toolfleet.workers.publisher import Publisher
 
-            key = self.settings.openai_api_key
-            self._model = OpenAIChatClient(
-                base_url=self.settings.openai_base_url,
-                api_key=None if key is None else key.get_secret_value(),
-            )
-        return self._model
+        if is_embedded(self.settings):
+            return None
+        clock = SystemClock()
+        codec = open_codec(self.settings, clock)
+        self._layer = open_layer(self.settings)
+        return Publisher(store, self._layer, codec, clock.now_s)
+
+    def new_model(self) -> ModelClient:
+        """The model client that was given, or a new one of the official client."""
+        if self._model is not None:
+            return self._model
+        from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+
+        key = self.settings.openai_api_key
+        return OpenAIChatClient(
+            base_url=self.settings.openai_base_url,
+            api_key=None if key is None else key.get_secret_value(),
+        )
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it on this fleet's own loop, which lives in a background thread, and block until it is done."""

@@ -24,14 +24,24 @@ class Settings(BaseSettings):
     )
 
     database: str = Field(default="sqlite:///toolfleet.db", description="SQLAlchemy URL; the truth")
-    broker: str = Field(default="memory://", description="message layer; memory:// is the embedded one")
+    broker: str = Field(
+        default="memory://",
+        description="message layer: memory:// (embedded, one process), redis://host:6379/0, amqp://user:pw@host//",
+    )
+    broker_prefix: str = Field(
+        default="toolfleet",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="names of everything in the broker begin with it; one for each fleet that shares a broker",
+    )
     approvals: Literal["required", "off"] = Field(
         default="required", description="off: tools above medium run without asking anybody"
     )
     signing_keys: SecretStr | None = Field(
         default=None, description="key_id:hex,key_id:hex; the first signs, all verify; embedded makes its own"
     )
-    decide_slots: int = Field(default=100, ge=1, description="model calls at a time in one process")
+    decide_slots: int = Field(
+        default=100, ge=1, description="model calls at a time in one process, for each lane"
+    )
     exec_slots: int = Field(default=64, ge=1, description="tool calls at a time in one process, per tier")
     children: int = Field(
         default_factory=lambda: max(2, os.cpu_count() or 2),
@@ -42,6 +52,15 @@ class Settings(BaseSettings):
     keeper_period_s: float = Field(default=KEEPER_PERIOD_S, gt=0)
     drain_s: float = Field(
         default=20.0, ge=0, description="how long a stopping process waits for steps in flight"
+    )
+    health_host: str = Field(
+        default="127.0.0.1", description="where a worker answers /live, /ready, /metrics"
+    )
+    health_port: int | None = Field(
+        default=None, ge=0, le=65535, description="its port; 0 takes a free one; unset: it answers nowhere"
+    )
+    fault_point: str | None = Field(
+        default=None, description="for fault tests: NAME or NAME:N kills this process there, at the Nth time"
     )
     openai_base_url: str | None = Field(
         default=None, validation_alias=AliasChoices("OPENAI_BASE_URL", "openai_base_url")
@@ -63,9 +82,4 @@ def load_settings(**overrides: object) -> Settings:
             f"setting {where!r}: {first['msg']}",
             hint=f"Set it as an argument or as TOOLFLEET_{where.upper()}.",
         ) from None
-    if settings.lease_s < 3 * settings.keeper_period_s:
-        raise UnsafeSettings(
-            f"lease_s={settings.lease_s:g} is shorter than three keeper periods ({settings.keeper_period_s:g} s each)",
-            hint="A lease is renewed every third of it; make lease_s larger.",
-        )
     return settings

@@ -21,6 +21,7 @@ from toolfleet.schemas.limits import HOLD_DELAY_S, HOLD_NEWER_S, MESSAGE_BYTES_M
 from toolfleet.schemas.messages import Message
 from toolfleet.schemas.ports import Clock, Delivery, MessageLayer, RunStore
 from toolfleet.schemas.views import DeadLetter
+from toolfleet.workers.progress import Progress
 
 log = structlog.get_logger("toolfleet.consumer")
 
@@ -74,11 +75,31 @@ class Consumer:
         self._working_on: dict[
             int, list[Delivery]
         ] = {}  # by batch: what has to be kept from being taken over
+        self._begun_at: dict[int, float] = {}  # by batch, the oldest first
         self._stopping = False
+        self._looked_at = clock.monotonic_s()
+        self._taken_at = clock.monotonic_s()
+        self.taken = 0  # messages fetched since the start
+        self.settled = 0  # messages the broker was told to be done with
 
     @property
     def in_flight(self) -> int:
         return self._slots - self._free
+
+    def progress(self) -> Progress:
+        """How it gets on, now."""
+        now = self._clock.monotonic_s()
+        oldest = next(iter(self._begun_at.values()), now)
+        return Progress(
+            queues=self.queues,
+            slots=self._slots,
+            in_flight=self.in_flight,
+            taken=self.taken,
+            settled=self.settled,
+            looked_s=now - self._looked_at,
+            taken_s=now - self._taken_at,
+            oldest_s=now - oldest,
+        )
 
     async def run(self) -> None:
         """Consume until `stop`; a broker that is away is waited for."""
@@ -91,6 +112,7 @@ class Consumer:
     async def _consume(self) -> None:
         failures = 0
         while not self._stopping:
+            self._looked_at = self._clock.monotonic_s()
             if self._free <= 0:
                 self._freed.clear()
                 await self._freed.wait()
@@ -131,14 +153,22 @@ class Consumer:
         return not self._tasks
 
     async def abandon(self) -> None:
-        """Cancel what is still in flight: its leases are given back, its messages come again."""
+        """Cancel what is still in flight, after its leases were given back; its messages go back to the broker."""
+        left = [delivery for batch in self._working_on.values() for delivery in batch]
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if left:
+            try:
+                await self._layer.release(left, delay_s=0.0)
+            except BrokerUnavailable as exc:  # then they come again when their claim ends
+                log.warning("release_failed", messages=len(left), error=exc.message)
 
     def _start(self, deliveries: list[Delivery]) -> None:
         self._free -= len(deliveries)
+        self.taken += len(deliveries)
+        self._taken_at = self._clock.monotonic_s()
         task = asyncio.create_task(self._work(deliveries))
         self._tasks.add(task)  # a task without a strong reference can vanish
         task.add_done_callback(self._tasks.discard)
@@ -146,10 +176,11 @@ class Consumer:
     async def _work(self, deliveries: list[Delivery]) -> None:
         left = list(deliveries)
         self._working_on[id(left)] = left
+        self._begun_at[id(left)] = self._clock.monotonic_s()
         try:
             await self.handle(deliveries, left)
         finally:
-            del self._working_on[id(left)]
+            del self._working_on[id(left)], self._begun_at[id(left)]
             self._release(len(left))
 
     def _release(self, count: int) -> None:
@@ -210,6 +241,7 @@ class Consumer:
             return
         try:
             await self._layer.settle(deliveries)
+            self.settled += len(deliveries)
         except BrokerUnavailable as exc:  # they come again, find no row, and are settled then
             log.warning("settle_failed", messages=len(deliveries), error=exc.message)
 

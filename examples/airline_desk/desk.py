@@ -193,7 +193,8 @@ def _desk_refusals() -> Iterator[None]:
     try:
         yield
     except Refused as refusal:
-        raise BusinessError(refusal.message, reason_code=refusal.reason_code) from refusal
+        # What came of the first request with this key is what is answered again, refusals too.
+        raise BusinessError(refusal.message, reason_code=refusal.reason_code, no_effect=True) from refusal
 
 
 def _place(ctx: ToolContext) -> tuple[str, str]:

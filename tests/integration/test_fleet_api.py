@@ -110,6 +110,16 @@ def test_bad_requests_are_refused_and_nothing_is_stored(
     assert fleet._run(client.store.runs(limit=10)) == []
 
 
+def test_requests_of_other_types_are_named_and_nothing_is_stored(fleet: Fleet) -> None:
+    for wrong in ("abc", None, [{"agent": "parrot", "input": "hi"}], [RunRequest([], "hi")]):  # type: ignore[arg-type]
+        with pytest.raises(InputError):
+            fleet.submit_many(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="'agent'"):
+        fleet.submit([], "hi")  # type: ignore[arg-type]
+
+    assert fleet._run(fleet.client().store.runs(limit=10)) == []
+
+
 def test_an_unknown_run_is_named_wherever_it_is_asked_for(fleet: Fleet) -> None:
     for ask in (fleet.wait, fleet.cancel, lambda run: list(fleet.events(run))):
         with pytest.raises(UnknownRun, match="run_nobody"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,6 +23,18 @@ Database = Annotated[
         metavar="URL",
         help="SQLAlchemy URL of the database. Default: the app's, TOOLFLEET_DATABASE, sqlite:///toolfleet.db.",
     ),
+]
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        metavar="URL",
+        help="Message layer: redis://…, amqp://…, memory:// (embedded). Default: the app's, TOOLFLEET_BROKER.",
+    ),
+]
+Approvals = Annotated[
+    Literal["required", "off"] | None,
+    typer.Option("--approvals", help="off: tools above tier medium run without asking anybody."),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON document on stdout; errors as JSON on stderr.")

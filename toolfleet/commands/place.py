@@ -25,7 +25,12 @@ class Place:
 
 
 def locate(
-    app: str | None, database: str | None, *, approvals: str | None = None, needs_fleet: bool = False
+    app: str | None,
+    database: str | None,
+    *,
+    broker: str | None = None,
+    approvals: str | None = None,
+    needs_fleet: bool = False,
 ) -> Place:
     """Settings of the command line, else of the app, else of the environment.
 
@@ -36,13 +41,13 @@ def locate(
         from toolfleet.loading import load_fleet
 
         fleet = load_fleet(app)
-        fleet.configure(database=database, approvals=approvals)
+        fleet.configure(database=database, broker=broker, approvals=approvals)
         settings = fleet.settings
     else:
         from toolfleet.settings import load_settings
 
         fleet = None
-        settings = load_settings(database=database, approvals=approvals)
+        settings = load_settings(database=database, broker=broker, approvals=approvals)
     _refuse_other_files(settings)
     return Place(settings, fleet)
 

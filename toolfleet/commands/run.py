@@ -15,7 +15,6 @@ from toolfleet.commands import exits, options, shapes
 from toolfleet.commands.host import Host
 from toolfleet.commands.place import locate
 from toolfleet.commands.terminal import note, note_json, print_json, print_text, printable
-from toolfleet.commands.up import Approvals
 
 if TYPE_CHECKING:
     from toolfleet.client import RunRequest, RunResult
@@ -47,7 +46,7 @@ def run(
     text: Text,
     app: options.App = None,
     database: options.Database = None,
-    approvals: Approvals = None,
+    approvals: options.Approvals = None,
     follow: Follow = False,
     as_json: options.AsJson = False,
     timeout: Timeout = None,

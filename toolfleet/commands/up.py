@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,17 +17,28 @@ from toolfleet.commands.terminal import note, print_text
 if TYPE_CHECKING:
     from toolfleet.fleet import Fleet
 
-Approvals = Annotated[
-    Literal["required", "off"] | None,
-    typer.Option("--approvals", help="off: tools above tier medium run without asking anybody."),
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--workers", min=1, max=64, help="Processes for decisions, and as many for tools (with a broker)."
+    ),
 ]
 
 
-def up(app: options.App = None, database: options.Database = None, approvals: Approvals = None) -> None:
-    """Run the embedded fleet in the foreground; Ctrl-C or SIGTERM drains and stops it, a second one stops at once.
+def up(
+    app: options.App = None,
+    database: options.Database = None,
+    broker: options.Broker = None,
+    workers: Workers = 1,
+    approvals: options.Approvals = None,
+) -> None:
+    """Run a whole fleet in the foreground; Ctrl-C or SIGTERM drains and stops it, a second one stops at once.
 
-    Migrates an SQLite database by itself, and goes on with everything that is outstanding in it.
+    Without a broker that is one process over SQLite. With --broker (and --database postgresql://…) every role is a
+    process of its own, started again when it ends. Migrates the database by itself, and goes on with everything that
+    is outstanding in it.
     """
+    from toolfleet.brokers import is_embedded
     from toolfleet.commands.logs import configure_logs
     from toolfleet.schemas.errors import InputError
 
@@ -37,8 +48,13 @@ def up(app: options.App = None, database: options.Database = None, approvals: Ap
             hint="toolfleet up -A myapp:fleet, or set TOOLFLEET_APP=myapp:fleet.",
         )
     configure_logs(level="info")
-    place = locate(app, database, approvals=approvals, needs_fleet=True)
-    raise typer.Exit(asyncio.run(_serve(place)))
+    place = locate(app, database, broker=broker, approvals=approvals, needs_fleet=True)
+    if is_embedded(place.settings):
+        raise typer.Exit(asyncio.run(_serve(place)))
+    from toolfleet.commands.supervise import supervise
+
+    assert place.fleet is not None
+    raise typer.Exit(asyncio.run(supervise(app, place.fleet, workers, _served(place.fleet, place))))
 
 
 async def _serve(place: Place) -> int:
@@ -50,7 +66,7 @@ async def _serve(place: Place) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: (asked_again if asked.is_set() else asked).set())
     await fleet.start_async()
-    print_text(_served(fleet, place))
+    print_text(_served(fleet, place) + "\nready")
     await asked.wait()
     note(f"stopping: waiting up to {place.settings.drain_s:g} s for steps in flight; again to stop at once")
     draining = asyncio.create_task(fleet.stop_async())
@@ -84,4 +100,4 @@ def _served(fleet: Fleet, place: Place) -> str:
         lines.append(f"  approvals are off: {', '.join(gated)} run without asking anybody")
     if not registry.agents:
         lines.append("  no agents: nothing can be submitted")
-    return "\n".join([*lines, "ready"])
+    return "\n".join(lines)

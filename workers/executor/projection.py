@@ -52,15 +52,16 @@ def failed(call: CallState, spec: ToolSpec, answer: ToolFailed) -> Verdict:
     """The outcome of an attempt that did not come back with a value.
 
     What a tool says itself (BusinessError, PermissionDenied) is final for every tool, unless an earlier attempt of an
-    effect was lost: what is refused now may have happened then. Of a tool with an effect, everything else after its
-    start leaves the effect unknown: `needs_human`. Of a read-only tool, passing failures
-    may be tried again, and every other exception is `failed`.
+    effect was lost: what is refused now may have happened then, unless the tool says that it did not (`no_effect`). Of
+    a tool with an effect, everything else after its start leaves the effect unknown: `needs_human`. Of a read-only
+    tool, passing failures may be tried again, and every other exception is `failed`.
     """
     fields = dict(answer.fields or {})
     unknown_before = call.effect and call.attempt > 1  # an earlier attempt was lost, and may have acted
+    answers_for_both = not unknown_before or (call.idempotent and fields.get("no_effect") is True)
     if answer.code == "invalid_arguments":
         return Verdict(_invalid(call, answer))
-    if answer.code == "business_error" and not unknown_before:
+    if answer.code == "business_error" and answers_for_both:
         return Verdict(_business(call, answer, fields))
     if answer.code == "denied" and not unknown_before:
         return Verdict(_denied(call, answer))

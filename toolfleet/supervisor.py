@@ -1,0 +1,100 @@
+"""Keeps child processes running: starts each again when it ends, with backoff, and when it falls silent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+log = structlog.get_logger("toolfleet.supervisor")
+
+BACKOFF_FIRST_S: Final = 0.5
+BACKOFF_MAX_S: Final = 30.0
+STEADY_S: Final = 60.0  # a child that lived this long is started again at once when it ends
+KILL_AFTER_S: Final = 15.0  # beyond the grace period
+
+
+@dataclass(slots=True)
+class Child:
+    """One process to be kept running."""
+
+    name: str
+    command: Sequence[str]
+    environment: dict[str, str]
+    process: asyncio.subprocess.Process | None = None
+    started_at: float = 0.0
+    ends: int = 0  # in a row, each soon after its start
+    restarts: int = field(default=0)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+
+class Supervisor:
+    """Runs children until it is stopped. `grace_s`: how long they may take to end when they are told to."""
+
+    def __init__(self, children: Sequence[Child], *, grace_s: float, tell: Callable[[str], None]) -> None:
+        self.children = list(children)
+        self._grace_s = grace_s
+        self._tell = tell
+        self._watching: list[asyncio.Task[None]] = []
+        self._stopped = asyncio.Event()
+
+    def start(self) -> None:
+        self._watching = [asyncio.create_task(self._keep(child)) for child in self.children]
+
+    async def stop(self) -> None:
+        """SIGTERM to all; kill -9 to whoever is still there after the grace period."""
+        self._stopped.set()
+        self.signal(signal.SIGTERM)
+        _, left = await asyncio.wait(self._watching, timeout=self._grace_s + KILL_AFTER_S)
+        if left:
+            self.signal(signal.SIGKILL)
+            await asyncio.wait(left)
+
+    def signal(self, number: signal.Signals) -> None:
+        for child in self.children:
+            if child.process is not None and child.process.returncode is None:
+                with suppress(ProcessLookupError):
+                    child.process.send_signal(number)
+
+    def kill(self, pid: int, reason: str) -> None:
+        """A child that hangs: it is started again."""
+        self._tell(f"killing process {pid}: {reason}")
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    async def _keep(self, child: Child) -> None:
+        while not self._stopped.is_set():
+            child.started_at = time.monotonic()
+            child.process = await asyncio.create_subprocess_exec(
+                *child.command, env=child.environment, stdin=asyncio.subprocess.DEVNULL
+            )
+            code = await child.process.wait()
+            if self._stopped.is_set():
+                return
+            lived_s = time.monotonic() - child.started_at
+            child.ends = 1 if lived_s > STEADY_S else child.ends + 1
+            child.restarts += 1
+            wait_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (child.ends - 1))
+            self._tell(f"{child.name} ended ({_how(code)}); starting it again in {wait_s:g} s")
+            log.warning("child_ended", name=child.name, code=code, lived_s=round(lived_s, 1), wait_s=wait_s)
+            await self._pause(wait_s)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"

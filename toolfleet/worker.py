@@ -1,0 +1,198 @@
+"""One worker process of a fleet: some roles over a broker and a database that many processes share."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+import structlog
+
+from toolfleet.adapters.clock import SystemClock
+from toolfleet.adapters.tools.python_function import PythonTools
+from toolfleet.app import check_tiers, longest_step_s, open_store
+from toolfleet.brokers import open_codec, open_layer, refuse_unsafe
+from toolfleet.definitions import Registry
+from toolfleet.fault_points import armed
+from toolfleet.health import HealthServer
+from toolfleet.queues.topology import Role, queues_of
+from toolfleet.roles import ALL_ROLES, Roles
+from toolfleet.schemas.errors import InputError, StoreUnavailable
+from toolfleet.schemas.limits import WORKER_BEAT_S
+from toolfleet.schemas.ports import MessageLayer, ModelClient, RunStore
+from toolfleet.schemas.views import QueueLoad, WorkerBeat
+from toolfleet.settings import Settings
+from toolfleet.version import __version__
+from toolfleet.workers.publisher import Publisher
+
+log = structlog.get_logger("toolfleet.worker")
+
+LOOK_EVERY: Final = 3  # beats: the question what is outstanding reads every row of `commands`
+STUCK_BEATS: Final = 2  # a worker that is stuck at that many looks in a row says so and ends
+
+
+class Worker:
+    """Starts, beats, drains and stops. Owns its connections; nothing of it outlives the process.
+
+    `queues`: those it reads, and `keeper`. `on_stuck` is called with the reason when it does not get on for long.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings,
+        make_model: Callable[[], ModelClient],
+        *,
+        queues: Collection[str] = ALL_ROLES,
+        on_stuck: Callable[[str], object] | None = None,
+    ) -> None:
+        unknown = sorted(set(queues) - set(ALL_ROLES))
+        if unknown or not queues:
+            raise InputError(
+                f"no role of a worker is called {', '.join(unknown) or '(none given)'}",
+                hint=f"Roles: {', '.join(ALL_ROLES)}.",
+            )
+        check_tiers(registry, settings)
+        self._registry = registry
+        self._settings = settings
+        self.queues = tuple(name for name in ALL_ROLES if name in queues)
+        decides = not set(self.queues).isdisjoint(queues_of(Role.DECISION))
+        self._model = make_model() if decides else None  # the others need no key
+        self._on_stuck = on_stuck
+        self._roles: Roles | None = None
+        self._layer: MessageLayer | None = None
+        self._tools: PythonTools | None = None
+        self._health: HealthServer | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._id = ""
+        self._started_at = time.time()
+        self._stuck = ""
+        self._stopping = False
+        self.store: RunStore = open_store(settings)
+
+    @property
+    def publisher(self) -> Publisher:
+        assert self._roles is not None, "the worker is not started"
+        return self._roles.publisher
+
+    @property
+    def dropped(self) -> int:
+        return 0 if self._roles is None else self._roles.dropped
+
+    async def start(self) -> None:
+        """Raises UnsafeSettings, NotMigrated, NewerSchema; StoreUnavailable and BrokerUnavailable where it may be
+        tried again. What was opened is closed then."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _start(self) -> None:
+        settings, clock = self._settings, SystemClock()
+        codec = open_codec(settings, clock)
+        self._layer = open_layer(settings)
+        await refuse_unsafe(settings, self.store)
+        executes = not set(self.queues).isdisjoint(queues_of(Role.EXECUTOR))
+        self._tools = PythonTools(self._registry.tools if executes else {}, children=settings.children)
+        self._roles = Roles(
+            store=self.store,
+            layer=self._layer,
+            codec=codec,
+            model=self._model,
+            tools=self._tools,
+            clock=clock,
+            settings=settings,
+            point=armed(settings.fault_point),
+            queues=self.queues,
+            longest_s=longest_step_s(self._registry),
+        )
+        self._id = f"{self._roles.owner}:{secrets.token_hex(4)}"
+        await self.store.register_agents(list(self._registry.agents.values()))
+        await self._layer.depths()  # the broker answers: say now if it does not
+        if settings.health_port is not None:
+            self._health = HealthServer(
+                settings.health_host, settings.health_port, live=self._live, ready=self._ready
+            )
+            await self._health.start()
+        self._roles.start()
+        await self.store.beat(self._beat())
+        self._beating = asyncio.create_task(self._beat_on())
+        log.info("worker_started", roles=self.queues, worker=self._id)
+
+    async def stop(self, *, drain_s: float | None = None) -> bool:
+        """Fetch no more, let steps in flight end for that long, give back the rest. True: all had ended."""
+        self._stopping = True
+        drained = True
+        if self._roles is not None:
+            drained = await self._roles.stop(drain_s=drain_s)
+        await self._close()
+        return drained
+
+    async def _close(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+            self._beating = None
+            try:
+                await self.store.leave(self._id)
+            except StoreUnavailable as exc:
+                log.info("leave_failed", error=exc.message)  # it is listed as silent
+        if self._health is not None:
+            await self._health.stop()
+        if self._tools is not None:
+            await self._tools.aclose()
+        if self._layer is not None:
+            await self._layer.aclose()
+        if self._model is not None:
+            await self._model.aclose()
+        await self.store.aclose()
+
+    def stats(self) -> dict[str, Any]:
+        """Plain numbers for people and programs: `celery inspect`, `toolfleet workers ls`, /live."""
+        progress = [] if self._roles is None else self._roles.progress()
+        return {
+            "in_flight": sum(one.in_flight for one in progress),
+            "taken": sum(one.taken for one in progress),
+            "settled": sum(one.settled for one in progress),
+            "dropped": self.dropped,
+            "stuck": self._stuck,
+            "health": "" if self._health is None else self._health.address,
+        }
+
+    def _beat(self) -> WorkerBeat:
+        host, pid, _ = self._id.split(":")
+        return WorkerBeat(self._id, host, int(pid), self.queues, __version__, self._started_at, self.stats())
+
+    async def _beat_on(self) -> None:
+        """Until cancelled. A database that is away is no reason to end."""
+        beats = stuck_for = 0
+        while True:
+            await asyncio.sleep(WORKER_BEAT_S)
+            beats += 1
+            try:
+                if beats % LOOK_EVERY == 0:
+                    self._look(await self.store.loads())
+                    stuck_for = stuck_for + 1 if self._stuck else 0
+                await self.store.beat(self._beat())
+            except StoreUnavailable as exc:
+                log.warning("beat_failed", error=exc.message)
+            if stuck_for >= STUCK_BEATS and self._on_stuck is not None:
+                self._on_stuck(self._stuck)
+
+    def _look(self, loads: list[QueueLoad]) -> None:
+        assert self._roles is not None
+        before, self._stuck = self._stuck, self._roles.stuck(loads)
+        if self._stuck and not before:
+            log.error("worker_stuck", reason=self._stuck)
+
+    def _live(self) -> dict[str, Any]:
+        stats = self.stats()
+        if self._roles is not None and not self._stopping and not self._stuck:
+            stats["stuck"] = self._roles.stuck([])  # what can be seen at once, without the database
+        return {"ok": not stats["stuck"], "roles": self.queues, **stats}
+
+    def _ready(self) -> dict[str, Any]:
+        return {"ok": not self._stopping and self._beating is not None, "roles": self.queues}
