@@ -8,10 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import orjson
-from sqlalchemy import Boolean, ClauseElement, Column, Connection, Double, Executable, Table, Text, bindparam
+from sqlalchemy import (
+    Boolean,
+    ClauseElement,
+    Column,
+    Connection,
+    Double,
+    Executable,
+    Table,
+    Text,
+    bindparam,
+    func,
+    select,
+)
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
@@ -19,6 +31,32 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
+
+# A reading is several statements about one moment. SQLite has that by itself; on PostgreSQL each statement of READ
+# COMMITTED sees another one. Both are said with BEGIN, so nothing of it stays on a connection.
+READING: Final[dict[str, dict[str, Any]]] = {
+    "sqlite": {},
+    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
+}
+
+
+def one_at_a_time(connection: Connection, key: int) -> None:
+    """Wait until no other transaction that asked for that key is open; for what has no row to lock."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(key)))
+
+
+def without_timeouts(connection: Connection) -> None:
+    """For a transaction that changes tables: it may take long, and wait for another one that does the same."""
+    if connection.dialect.name == "postgresql":
+        for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+            connection.exec_driver_sql(f"SET LOCAL {name} = 0")
+
+
+def impatient(connection: Connection) -> None:
+    """Who waits for a table lock has everybody else wait behind it: give up soon."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
 
 
 class database_now(FunctionElement[float]):

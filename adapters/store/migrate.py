@@ -10,6 +10,7 @@ from typing import Final
 
 from sqlalchemy import Connection, inspect, text
 
+from toolfleet.adapters.store import dialect
 from toolfleet.adapters.store.engine import WRITING, open_engine, parse_url, sqlite_file, translated
 from toolfleet.schemas.errors import NewerSchema, NotMigrated
 
@@ -17,7 +18,7 @@ REVISIONS: Final = ("0001", "0002")  # oldest first; a test compares them with t
 HEAD: Final = REVISIONS[-1]
 SCRIPTS: Final = Path(__file__).parent / "migrations"
 UPGRADE_HINT: Final = "Bring it up to date: toolfleet db upgrade"
-_ADVISORY_LOCK: Final = 0x746F6F6C  # "tool": one migration at a time
+_MIGRATING: Final = 0x746F6F6C  # "tool"
 
 
 def upgrade(url: str) -> str:
@@ -34,8 +35,9 @@ def upgrade(url: str) -> str:
     engine = open_engine(url)
     try:
         with translated(), engine.connect().execution_options(**WRITING) as connection, connection.begin():
-            if engine.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+            dialect.without_timeouts(connection)
+            dialect.one_at_a_time(connection, _MIGRATING)
+            dialect.impatient(connection)
             found = revision_of(connection)
             _refuse_newer(found)
             if found != HEAD:

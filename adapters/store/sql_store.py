@@ -20,6 +20,7 @@ from toolfleet.adapters.store import agents as agent_rows
 from toolfleet.adapters.store import dead as dead_rows
 from toolfleet.adapters.store import fleet_rows, migrate, reads, relay
 from toolfleet.adapters.store.batch import Batch
+from toolfleet.adapters.store.dialect import READING
 from toolfleet.adapters.store.engine import READERS, open_engine, translated
 from toolfleet.adapters.store.load import database_time
 from toolfleet.adapters.store.writer import Job, Writer
@@ -61,11 +62,23 @@ class _Opened:
 class SqlStore:
     """RunStore over SQLite or PostgreSQL. Opened by its first use: raises NotMigrated, NewerSchema, StoreUnavailable.
 
-    `time_source`: seconds since the epoch, used instead of the database's clock (tests).
+    `time_source`: seconds since the epoch, used instead of the database's clock (tests). `readers`: threads that read,
+    each with a connection; the writer has one more. `role`: what PostgreSQL calls the connections, beside the process.
     """
 
-    def __init__(self, url: str, machine: Machine, *, time_source: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        machine: Machine,
+        *,
+        time_source: Callable[[], float] | None = None,
+        readers: int = READERS,
+        role: str = "",
+    ) -> None:
+        assert readers > 0, "somebody has to read"
         self._url = url
+        self._readers = readers
+        self._role = role
         self._time_source = time_source
         self._batch = Batch(machine, self._time)
         self._opened: _Opened | None = None
@@ -244,8 +257,10 @@ class SqlStore:
         opened = await self._open()
 
         def read() -> T:
-            with translated(), opened.engine.connect() as connection, connection.begin():
-                return work(connection, *args, **kwargs)
+            with translated(), opened.engine.connect() as connection:
+                reading = connection.execution_options(**READING[connection.dialect.name])
+                with reading.begin():
+                    return work(reading, *args, **kwargs)
 
         return await asyncio.get_running_loop().run_in_executor(opened.readers, read)
 
@@ -272,9 +287,9 @@ class SqlStore:
                     self._opened
                 )  # closing a parent's connection would speak on its socket
             migrate.check(self._url)
-            engine = open_engine(self._url)
+            engine = open_engine(self._url, readers=self._readers, role=self._role)
             writer = Writer(engine, self._batch.carry, relay.write_marks)
-            readers = ThreadPoolExecutor(READERS, thread_name_prefix="toolfleet-reader")
+            readers = ThreadPoolExecutor(self._readers, thread_name_prefix="toolfleet-reader")
             self._opened = _Opened(pid, engine, writer, readers)
             return self._opened
 

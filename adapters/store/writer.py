@@ -228,7 +228,7 @@ class Writer:
         return outcomes
 
     def _give_up(self, batch: list[Job], marks: list[SentMark], exc: Exception) -> None:
-        self._disconnect()
+        self._disconnect(broken=True)
         log.warning("store_unavailable", jobs=len(batch), error=str(exc).splitlines()[0])
         with self._wake:
             self._marks_pause_s = min(MARKS_PAUSE_MAX_S, 2 * self._marks_pause_s)
@@ -236,10 +236,13 @@ class Writer:
                 self._marks.extendleft(reversed(marks))
         self._settle(batch, [unavailable(exc) for _ in batch])
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, *, broken: bool = False) -> None:
+        """`broken`: not to be used by anybody again, for it may lead to a server that has become a standby."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             try:
+                if broken:
+                    connection.invalidate()
                 connection.close()
             except Exception as exc:  # noqa: BLE001 - it was broken, which is why it is closed
                 log.warning("disconnect_failed", error=str(exc).splitlines()[0])
