@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, and_, bindparam, func, select, update
 
-from toolfleet.adapters.store.dialect import insert_new
+from toolfleet.adapters.store.dialect import insert_new, one_at_a_time
 from toolfleet.adapters.store.tables import agents
 from toolfleet.schemas.agents import AgentSpec
 
+_REGISTERING: Final = 0x6167656E  # "agen"
 _RANKS: Final = select(agents.c.name, func.max(agents.c.rank)).group_by(agents.c.name)
 _NEW: Final = insert_new(agents)
 _LAST: Final = (
@@ -37,6 +38,7 @@ _ALL: Final = (
 
 def register(connection: Connection, specs: Sequence[AgentSpec], now: float) -> None:
     """Each spec is the last one of its name from now on."""
+    one_at_a_time(connection, _REGISTERING)  # else two processes give out the same rank
     ranks: dict[str, int] = {name: rank for name, rank in connection.execute(_RANKS)}
     for spec in specs:
         rank = ranks[spec.name] = ranks.get(spec.name, 0) + 1

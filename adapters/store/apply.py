@@ -253,6 +253,8 @@ class Writes:
 
     def flush(self, connection: Connection) -> None:
         """Write it all: run, turn, call, command, result (R2), then what is only appended."""
+        # Two stores that are given the same keys wait for each other's rows in one order.
+        self.inserted["runs"].sort(key=lambda row: (row["tenant"], row["idempotency_key"] or "", row["id"]))
         self._insert(connection, "runs", "run_inputs")
         _many(connection, UPDATE_RUNS, self.changed_runs)
         self._insert(connection, "turns")

@@ -27,8 +27,8 @@ RUNS: Final = (
 COMMANDS: Final = (
     select(commands).where(members(commands.c.run_id, "run_ids")).order_by(commands.c.run_id, commands.c.id)
 )
-# Locks in the order run, command, each by id (PROTOCOL R2). The id of a command sorts within its run, and runs are
-# locked first, so no two transactions meet here in different orders.
+# Locks in the order run, command (PROTOCOL R2): runs by id, commands by run and id. Renewals, which lock commands of
+# many runs and no run, keep to the same order, so no two transactions wait for each other.
 LOCKED_RUNS: Final = RUNS.with_for_update(of=runs, key_share=True)  # FOR NO KEY UPDATE
 LOCKED_COMMANDS: Final = COMMANDS.with_for_update()
 CALLS: Final = (

@@ -66,10 +66,11 @@ OVERDUE: Final = (
     .order_by(runs.c.deadline_at, runs.c.id)
     .limit(bindparam("limit"))
 )
+# In the order of load.LOCKED_COMMANDS. By id alone it is another one: a call's begins otherwise than a decision's.
 HOLDERS: Final = (
     select(commands.c.id, commands.c.token)
     .where(members(commands.c.id, "ids"))
-    .order_by(commands.c.id)
+    .order_by(commands.c.run_id, commands.c.id)
     .with_for_update()
 )
 RENEW: Final = update(commands).where(members(commands.c.id, "ids")).values(lease_until=bindparam("until"))

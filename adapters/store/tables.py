@@ -35,6 +35,11 @@ def _whole(name: str) -> Column[int]:
     return Column(name, Integer, nullable=False)
 
 
+def _count(name: str) -> Column[int]:
+    """As many as a provider says: its numbers are not ours to trust, and PostgreSQL refuses what is too large."""
+    return Column(name, BigInteger().with_variant(Integer, "sqlite"), nullable=False)
+
+
 def _real(name: str) -> Column[float]:
     return Column(name, Double, nullable=False)
 
@@ -67,10 +72,10 @@ runs = Table(
     _whole("model_calls"),
     _whole("tool_calls"),
     _whole("corrections"),
-    _whole("input_tokens"),
-    _whole("output_tokens"),
-    _whole("cached_tokens"),
-    _whole("reasoning_tokens"),
+    _count("input_tokens"),
+    _count("output_tokens"),
+    _count("cached_tokens"),
+    _count("reasoning_tokens"),
     _real("cost_usd"),
     _real("active_s"),
     _real("model_s"),
@@ -238,10 +243,10 @@ usage = Table(
     _text("model"),
     _text("status"),  # reserved | replied | failed
     _real("reserved_usd"),
-    _whole("input_tokens"),
-    _whole("output_tokens"),
-    _whole("cached_tokens"),
-    _whole("reasoning_tokens"),
+    _count("input_tokens"),
+    _count("output_tokens"),
+    _count("cached_tokens"),
+    _count("reasoning_tokens"),
     _real("cost_usd"),
     _real("at"),
     Column("closed_at", Double),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, LiteralString, TypeAlias
 
+import psycopg
 import pytest
 
 from tests import servers
@@ -130,7 +132,7 @@ def postgresql_bench(server: servers.Server) -> OpenBench:
     url: str = server.extra["store_bench"]
 
     @contextlib.asynccontextmanager
-    async def opened(folder: Path, machine: Machine = MACHINE) -> AsyncIterator[Bench]:
+    async def bench(folder: Path, machine: Machine = MACHINE) -> AsyncIterator[Bench]:
         engine = open_engine(url)
         with engine.begin() as connection:
             connection.exec_driver_sql(f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY")
@@ -142,7 +144,7 @@ def postgresql_bench(server: servers.Server) -> OpenBench:
         finally:
             await store.aclose()
 
-    return opened
+    return bench
 
 
 @pytest.fixture
@@ -168,6 +170,97 @@ def play(story: Story, open_bench: OpenBench, folder: Path, machine: Machine = M
             await story(bench)
 
     asyncio.run(played())
+
+
+# -- several stores over one PostgreSQL ----------------------------------------------------------------------------------
+
+WAIT_S = 30.0  # for what comes at once unless it never comes
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, machine: Machine = MACHINE, **options: Any) -> AsyncIterator[SqlStore]:
+    """A store that is closed at the end."""
+    store = SqlStore(url, machine, **options)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Asks, in a thread, until it is so."""
+    async with asyncio.timeout(WAIT_S):
+        while not await asyncio.to_thread(condition):
+            pass
+
+
+class Watcher:
+    """Somebody else's connection to the database: looks at the sessions of stores, and holds rows against them."""
+
+    def __init__(self, url: str) -> None:
+        self._looking = psycopg.connect(url, autocommit=True, application_name="watcher")
+        self._holding = psycopg.connect(url, application_name="watcher")
+
+    def ask(self, statement: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
+        return self._looking.execute(statement, values).fetchall()
+
+    def sessions(self, role: str = "") -> list[int]:
+        """The backends of the stores of that role, or of all."""
+        found = self.ask(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s",
+            f"toolfleet/{role}%",
+        )
+        return [pid for (pid,) in found]
+
+    def waits(self, role: str) -> bool:
+        """A session of that role waits for a lock."""
+        found = self.ask(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s"
+            " AND wait_event_type = 'Lock'",
+            f"toolfleet/{role}%",
+        )
+        return bool(found)
+
+    def throw_out(self, role: str = "") -> None:
+        """Ends the sessions, as an operator does. Returns when they are gone."""
+        for pid in self.sessions(role):
+            self.ask("SELECT pg_terminate_backend(%s, 10000)", pid)
+
+    def hold(self, statement: LiteralString, *values: Any) -> None:
+        """Begin a transaction and keep the locks it takes with this statement."""
+        self._holding.execute(statement, values)
+
+    def let_go(self) -> None:
+        self._holding.rollback()
+
+    def close(self) -> None:
+        self._looking.close()
+        self._holding.close()
+
+
+@contextlib.contextmanager
+def watching(url: str) -> Iterator[Watcher]:
+    watcher = Watcher(url)
+    try:
+        yield watcher
+    finally:
+        watcher.close()
+
+
+class HeldMachine:
+    """The real machine, but its first event stands still inside its transaction, all locks taken, until `go`."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go = threading.Event()
+
+    def reduce(self, state: RunState | None, event: Event, now_s: float) -> Step:
+        self.reached.set()
+        assert self.go.wait(WAIT_S)
+        return MACHINE.reduce(state, event, now_s)
+
+    def merge(self, calls: Sequence[CallState], results: Mapping[str, CallResult]) -> MergeItem:
+        return MACHINE.merge(calls, results)
 
 
 # -- what workers send ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.sql.base import Executable as AnyExecutable
 from sqlalchemy.sql.elements import ClauseElement
 
-from toolfleet.adapters.store import agents, apply, batch, codec, dead, load, reads, relay
+from toolfleet.adapters.store import agents, apply, batch, codec, dead, fleet_rows, load, reads, relay
 from toolfleet.schemas.conversation import (
     AssistantItem,
     Item,
@@ -26,7 +26,7 @@ from toolfleet.schemas.outcomes import CallOutcome
 
 POSTGRESQL = make_url("postgresql+psycopg://").get_dialect()()
 SQLITE = make_url("sqlite://").get_dialect()()
-MODULES = (agents, apply, batch, dead, load, reads, relay)
+MODULES = (agents, apply, batch, dead, fleet_rows, load, reads, relay)
 
 
 def _statements(module: ModuleType) -> dict[str, Executable]:
@@ -70,7 +70,7 @@ def test_a_statement_compiles_for_both_databases(name: str) -> None:
     [
         ("load.LOCKED_RUNS", "ORDER BY runs.id FOR NO KEY UPDATE OF runs"),
         ("load.LOCKED_COMMANDS", "ORDER BY commands.run_id, commands.id FOR UPDATE"),
-        ("relay.HOLDERS", "ORDER BY commands.id FOR UPDATE"),
+        ("relay.HOLDERS", "ORDER BY commands.run_id, commands.id FOR UPDATE"),
         ("relay.MARKED", "ORDER BY commands.id FOR UPDATE SKIP LOCKED"),
     ],
 )

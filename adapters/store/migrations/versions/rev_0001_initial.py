@@ -17,6 +17,10 @@ def upgrade() -> None:
     _fleet()
 
 
+def _count(name: str) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False)
+
+
 def _runs() -> None:
     op.create_table(
         "runs",
@@ -37,10 +41,10 @@ def _runs() -> None:
         sa.Column("model_calls", sa.Integer(), nullable=False),
         sa.Column("tool_calls", sa.Integer(), nullable=False),
         sa.Column("corrections", sa.Integer(), nullable=False),
-        sa.Column("input_tokens", sa.Integer(), nullable=False),
-        sa.Column("output_tokens", sa.Integer(), nullable=False),
-        sa.Column("cached_tokens", sa.Integer(), nullable=False),
-        sa.Column("reasoning_tokens", sa.Integer(), nullable=False),
+        _count("input_tokens"),
+        _count("output_tokens"),
+        _count("cached_tokens"),
+        _count("reasoning_tokens"),
         sa.Column("cost_usd", sa.Double(), nullable=False),
         sa.Column("active_s", sa.Double(), nullable=False),
         sa.Column("model_s", sa.Double(), nullable=False),
@@ -223,10 +227,10 @@ def _history() -> None:
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("reserved_usd", sa.Double(), nullable=False),
-        sa.Column("input_tokens", sa.Integer(), nullable=False),
-        sa.Column("output_tokens", sa.Integer(), nullable=False),
-        sa.Column("cached_tokens", sa.Integer(), nullable=False),
-        sa.Column("reasoning_tokens", sa.Integer(), nullable=False),
+        _count("input_tokens"),
+        _count("output_tokens"),
+        _count("cached_tokens"),
+        _count("reasoning_tokens"),
         sa.Column("cost_usd", sa.Double(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("closed_at", sa.Double(), nullable=True),
