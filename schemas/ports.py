@@ -6,7 +6,7 @@ Everything here is implemented in `adapters/` and by a fake; workers know only t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from toolfleet.schemas.conversation import MergeItem
 from toolfleet.schemas.events import Event
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.model import ModelReply, ModelRequest, Usage
-from toolfleet.schemas.records import Step
+from toolfleet.schemas.records import Record, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.tools import ToolContext, ToolSpec
@@ -27,6 +27,7 @@ from toolfleet.schemas.views import (
     HeldLease,
     QueueLoad,
     RunEvent,
+    RunInfo,
     RunView,
     StepView,
     StoredItem,
@@ -66,7 +67,8 @@ class Applied:
     """What a transition came to.
 
     `missed` set: the state did not change, and only the records of the miss were written (R6). `publish`: rows this transition put or made due and that are due now,
-    unleased: to be published after the commit, then `mark_sent`. `now_s` is the time of the database.
+    unleased: to be published after the commit, then `mark_sent`. `now_s` is the time of the database. `records`: what
+    was written beside the state, for those who count and watch.
     """
 
     state: RunState | None
@@ -74,6 +76,7 @@ class Applied:
     missed: str | None
     publish: tuple[DueRow, ...]
     now_s: float
+    records: tuple[Record, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +320,49 @@ class ToolPlace(Protocol):
     async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
         """Under a hard deadline; never raises for what the tool does."""
         ...
+
+
+class DecisionWatch(Protocol):
+    """Sees one try of a decision. What happens inside `with` belongs to it."""
+
+    def asking(self, info: RunInfo, request: ModelRequest) -> AbstractContextManager[object]:
+        """Around the model call."""
+        ...
+
+    def ended(self, event: Event, applied: Applied) -> None: ...
+
+
+class AttemptWatch(Protocol):
+    """Sees one attempt of one call."""
+
+    def ended(self, event: Event, applied: Applied | None) -> None:
+        """`applied` None: the result rides in its message and is stored by the collector."""
+        ...
+
+
+class MergeWatch(Protocol):
+    """Sees outcomes being counted."""
+
+    def ended(self, applied: Sequence[Applied]) -> None: ...
+
+
+class Telemetry(Protocol):
+    """Told what workers do, as they do it; never in their way: nothing here waits, and nothing here raises.
+
+    `trace` is the W3C trace context a run was submitted with; empty where nobody gave one.
+    """
+
+    def submitting(self, runs: Sequence[NewRun]) -> AbstractContextManager[Sequence[NewRun]]:
+        """Around the commit that accepts them; gives them back with their trace context."""
+        ...
+
+    def decision(
+        self, state: RunState, trace: Mapping[str, str]
+    ) -> AbstractContextManager[DecisionWatch]: ...
+
+    def attempt(self, view: CallView, call: CallState) -> AbstractContextManager[AttemptWatch]: ...
+
+    def merging(self, traces: Mapping[RunId, Mapping[str, str]]) -> AbstractContextManager[MergeWatch]: ...
 
 
 class ToolBackend(Protocol):

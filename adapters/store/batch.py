@@ -66,10 +66,10 @@ class Batch:
             return exc
         writes.add(before, step, tenant=found.tenant, trace=found.trace)
         if step.missed is not None:
-            return Applied(before, before, step.missed, (), now)
+            return Applied(before, before, step.missed, (), now, step.records)
         rows = rules.written(before, step.state)
         publish = rules.publishable(rows, asked.run_id, found.trace, now)
-        return Applied(step.state, before, None, tuple(publish), now)
+        return Applied(step.state, before, None, tuple(publish), now, step.records)
 
     def _submit(
         self,

@@ -119,10 +119,10 @@ class MemoryStore:
         run.write(self._machine, before, step, now)
         self._commit(run)
         if step.missed is not None:
-            return Applied(before, before, step.missed, (), now)
+            return Applied(before, before, step.missed, (), now, step.records)
         rows = rules.written(before, step.state)
         publish = rules.publishable(rows, before.run_id, dict(found.new.trace), now)
-        return Applied(step.state, before, None, tuple(publish), now)
+        return Applied(step.state, before, None, tuple(publish), now, step.records)
 
     def _commit(self, run: MemoryRun) -> None:
         run_id = run.new.run_id

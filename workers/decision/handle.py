@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -23,7 +23,15 @@ from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.messages import DecideMessage
 from toolfleet.schemas.model import ModelFault, ModelReply, ModelRequest, Usage
 from toolfleet.schemas.outcomes import ReasonCode
-from toolfleet.schemas.ports import Applied, Clock, ModelClient, RunStore, Transition
+from toolfleet.schemas.ports import (
+    Applied,
+    Clock,
+    DecisionWatch,
+    ModelClient,
+    RunStore,
+    Telemetry,
+    Transition,
+)
 from toolfleet.schemas.run import RunState
 from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.consumer import Done, Received, each
@@ -32,6 +40,7 @@ from toolfleet.workers.decision.request import allowed_tools, build_request, est
 from toolfleet.workers.leases import Leases, commit
 from toolfleet.workers.points import Point
 from toolfleet.workers.publisher import Publisher
+from toolfleet.workers.telemetry import SILENT
 
 log = structlog.get_logger("toolfleet.decision")
 
@@ -51,6 +60,7 @@ class Decider:
         draw: Callable[[], float],
         token: Callable[[], LeaseToken],
         point: Point,
+        telemetry: Telemetry = SILENT,
     ) -> None:
         self._store = store
         self._model = model
@@ -61,6 +71,7 @@ class Decider:
         self._draw = draw
         self._token = token
         self._point = point
+        self._telemetry = telemetry
         self.dropped = 0  # messages that found no work
         self._agents: dict[tuple[str, str], AgentSpec] = {}
 
@@ -82,14 +93,22 @@ class Decider:
             run_id,
             command_id,
             token,
-            self._work(state, command_id, token, applied),
+            self._work(state, command_id, token, applied, message.trace),
             deadline_s=state.limits.model_timeout_s,
         )
 
-    async def _work(self, state: RunState, command_id: CommandId, token: LeaseToken, leased: Applied) -> None:
+    async def _work(
+        self,
+        state: RunState,
+        command_id: CommandId,
+        token: LeaseToken,
+        leased: Applied,
+        trace: Mapping[str, str],
+    ) -> None:
         await self._point("decide.after_lease")
-        event = await self._decide(state, command_id, token, leased)
-        await self._apply(state.run_id, event)
+        with self._telemetry.decision(state, trace) as watch:
+            event = await self._decide(state, command_id, token, leased, watch)
+            watch.ended(event, await self._apply(state.run_id, event))
         await self._point("decide.after_publish")
 
     async def _apply(self, run_id: RunId, event: Event) -> Applied:
@@ -100,7 +119,12 @@ class Decider:
         return applied
 
     async def _decide(
-        self, state: RunState, command_id: CommandId, token: LeaseToken, leased: Applied
+        self,
+        state: RunState,
+        command_id: CommandId,
+        token: LeaseToken,
+        leased: Applied,
+        watch: DecisionWatch,
     ) -> Event:
         conversation = await self._store.conversation(state.run_id)
         assert conversation is not None, "a leased run has a conversation"
@@ -114,7 +138,8 @@ class Decider:
         await self._point("decide.before_model")
         started = self._clock.monotonic_s()
         try:
-            reply = await self._ask(request)
+            with watch.asking(info, request):
+                reply = await self._ask(request)
         except ModelError as exc:
             facts = self._facts(request, queue_s, started)
             delay = backoff_s(state.model_failures + 1, self._draw(), retry_after_s=exc.fault.retry_after_s)

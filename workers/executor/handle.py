@@ -14,7 +14,17 @@ from toolfleet.schemas.ids import CommandId, LeaseToken, RunId, idempotency_key_
 from toolfleet.schemas.limits import RESULT_BYTES_INLINE
 from toolfleet.schemas.messages import ExecMessage, InlineResult, ResultMessage
 from toolfleet.schemas.outcomes import RunStatus
-from toolfleet.schemas.ports import Applied, Clock, RunStore, ToolBackend, ToolFailed, ToolPlace, Transition
+from toolfleet.schemas.ports import (
+    Applied,
+    AttemptWatch,
+    Clock,
+    RunStore,
+    Telemetry,
+    ToolBackend,
+    ToolFailed,
+    ToolPlace,
+    Transition,
+)
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolContext, ToolSpec
@@ -25,6 +35,7 @@ from toolfleet.workers.executor.projection import Verdict, failed, returned
 from toolfleet.workers.leases import Leases, commit
 from toolfleet.workers.points import Point
 from toolfleet.workers.publisher import Publisher
+from toolfleet.workers.telemetry import SILENT
 
 log = structlog.get_logger("toolfleet.executor")
 
@@ -44,6 +55,7 @@ class Executor:
         draw: Callable[[], float],
         token: Callable[[], LeaseToken],
         point: Point,
+        telemetry: Telemetry = SILENT,
     ) -> None:
         self._store = store
         self._tools = tools
@@ -54,6 +66,7 @@ class Executor:
         self._draw = draw
         self._token = token
         self._point = point
+        self._telemetry = telemetry
         self.dropped = 0  # messages that found no work
 
     async def accept(self, received: Sequence[Received], done: Done) -> None:
@@ -101,6 +114,13 @@ class Executor:
     ) -> None:
         if token is not None:
             await self._point("exec.after_lease")
+        with self._telemetry.attempt(view, call) as watch:
+            await self._watched(view, call, token, place, watch)
+        await self._point("exec.after_publish")
+
+    async def _watched(
+        self, view: CallView, call: CallState, token: LeaseToken | None, place: ToolPlace, watch: AttemptWatch
+    ) -> None:
         queue_s = max(0.0, view.now_s - view.row.due_at)
         verdict = await self._try(view, call, place)
         await self._point("exec.after_tool")
@@ -109,13 +129,13 @@ class Executor:
             delay = backoff_s(call.attempt, self._draw(), retry_after_s=verdict.retry_after_s)
             event: Event = CallRetry(view.row.id, token, call.attempt, delay, verdict.died, result)
         elif token is None and len(result.content) + len(result.full or "") <= RESULT_BYTES_INLINE:
-            if await self._send_inline(view, result):
-                return
             event = CallFinished(view.row.id, token, call.attempt, result)
+            if await self._send_inline(view, result):
+                watch.ended(event, None)
+                return
         else:
             event = CallFinished(view.row.id, token, call.attempt, result)
-        await self._apply(view, event)
-        await self._point("exec.after_publish")
+        watch.ended(event, await self._apply(view, event))
 
     async def _try(self, view: CallView, call: CallState, place: ToolPlace) -> Verdict:
         spec = self._tools.spec(call.tool)
@@ -161,9 +181,7 @@ class Executor:
                 queue_s=result.queue_s,
             ),
         )
-        sent = await self._publisher.message(RESULTS_QUEUE, message)
-        await self._point("exec.after_publish")
-        return sent
+        return await self._publisher.message(RESULTS_QUEUE, message)
 
     async def _apply(self, view: CallView, event: Event) -> Applied:
         (applied,) = await commit(self._store, self._clock, [Transition(RunId(view.run_id), event)])

@@ -6,12 +6,13 @@ import structlog
 
 from toolfleet.schemas.errors import StoreUnavailable
 from toolfleet.schemas.limits import KEEPER_PERIOD_S, LEASE_S
-from toolfleet.schemas.ports import Clock, MessageLayer, RunStore
+from toolfleet.schemas.ports import Clock, MessageLayer, RunStore, Telemetry
 from toolfleet.workers.keeper.deadlines import end_overdue
 from toolfleet.workers.keeper.leases import expire
 from toolfleet.workers.keeper.relay import heal_wipe, relay
 from toolfleet.workers.points import Point
 from toolfleet.workers.publisher import Publisher
+from toolfleet.workers.telemetry import SILENT
 
 log = structlog.get_logger("toolfleet.keeper")
 
@@ -30,6 +31,7 @@ class Keeper:
         point: Point,
         period_s: float = KEEPER_PERIOD_S,
         lease_s: float = LEASE_S,
+        telemetry: Telemetry = SILENT,
     ) -> None:
         self._store = store
         self._layer = layer
@@ -38,6 +40,7 @@ class Keeper:
         self._point = point
         self._period_s = period_s
         self._lease_s = lease_s
+        self._telemetry = telemetry
         self._in_contact_since: float | None = None
 
     async def run(self) -> None:
@@ -63,6 +66,6 @@ class Keeper:
         if self._in_contact_since is None:
             self._in_contact_since = now
         if now - self._in_contact_since >= self._lease_s:
-            await expire(self._store, self._publisher)
+            await expire(self._store, self._publisher, self._telemetry)
         await end_overdue(self._store, self._publisher)
         await relay(self._store, self._layer, self._publisher, self._point)

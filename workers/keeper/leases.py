@@ -7,23 +7,26 @@ from collections.abc import Callable
 import structlog
 
 from toolfleet.schemas.events import LeaseExpired
-from toolfleet.schemas.ports import RunStore, Transition
+from toolfleet.schemas.ports import RunStore, Telemetry, Transition
 from toolfleet.schemas.views import HeldLease
 from toolfleet.workers.publisher import Publisher
+from toolfleet.workers.telemetry import SILENT
 
 log = structlog.get_logger("toolfleet.keeper.leases")
 
 EXPIRE_BATCH = 200
 
 
-async def expire(store: RunStore, publisher: Publisher) -> int:
+async def expire(store: RunStore, publisher: Publisher, telemetry: Telemetry = SILENT) -> int:
     """T16, T17: one death each; at the third the step is given up. Returns how many were expired."""
     found = await store.expired_leases(limit=EXPIRE_BATCH)
     if not found:
         return 0
-    applied = await store.transact(
-        [Transition(run, LeaseExpired(command, token)) for run, command, token in found]
-    )
+    with telemetry.merging({}) as watch:  # a call that is given up may close its turn
+        applied = await store.transact(
+            [Transition(run, LeaseExpired(command, token)) for run, command, token in found]
+        )
+        watch.ended(applied)
     await publisher.rows([row for one in applied for row in one.publish])
     expired = sum(1 for one in applied if one.missed is None)
     if expired:

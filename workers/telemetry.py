@@ -1,0 +1,54 @@
+"""Telemetry that is not there: the default of every worker. One object, made once, that does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, Self
+
+from toolfleet.schemas.events import Event
+from toolfleet.schemas.ids import RunId
+from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.ports import Applied, Telemetry
+from toolfleet.schemas.run import CallState, NewRun, RunState
+from toolfleet.schemas.views import CallView, RunInfo
+
+
+class _Unwatched:
+    """Stands for every watch."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def asking(self, info: RunInfo, request: ModelRequest) -> Self:
+        return self
+
+    def ended(self, *what: Event | Applied | Sequence[Applied] | None) -> None:
+        pass
+
+
+_UNWATCHED: Final = _Unwatched()
+
+
+class _Silent:
+    __slots__ = ()
+
+    def submitting(self, runs: Sequence[NewRun]) -> AbstractContextManager[Sequence[NewRun]]:
+        return nullcontext(runs)
+
+    def decision(self, state: RunState, trace: Mapping[str, str]) -> _Unwatched:
+        return _UNWATCHED
+
+    def attempt(self, view: CallView, call: CallState) -> _Unwatched:
+        return _UNWATCHED
+
+    def merging(self, traces: Mapping[RunId, Mapping[str, str]]) -> _Unwatched:
+        return _UNWATCHED
+
+
+SILENT: Final[Telemetry] = _Silent()
