@@ -346,15 +346,22 @@ class MergeWatch(Protocol):
     def ended(self, applied: Sequence[Applied]) -> None: ...
 
 
+class SubmitWatch(Protocol):
+    """Sees runs being accepted. `runs`: the same, with the trace context that travels with each of them."""
+
+    @property
+    def runs(self) -> Sequence[NewRun]: ...
+
+    def ended(self, submitted: Sequence[Submission]) -> None: ...
+
+
 class Telemetry(Protocol):
     """Told what workers do, as they do it; never in their way: nothing here waits, and nothing here raises.
 
     `trace` is the W3C trace context a run was submitted with; empty where nobody gave one.
     """
 
-    def submitting(self, runs: Sequence[NewRun]) -> AbstractContextManager[Sequence[NewRun]]:
-        """Around the commit that accepts them; gives them back with their trace context."""
-        ...
+    def submitting(self, runs: Sequence[NewRun]) -> AbstractContextManager[SubmitWatch]: ...
 
     def decision(
         self, state: RunState, trace: Mapping[str, str]

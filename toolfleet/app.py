@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any, Final
 
 import structlog
 from sqlalchemy.engine import make_url
@@ -22,13 +24,15 @@ from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.adapters.tools.python_function import PythonTools
 from toolfleet.brokers import open_codec, refuse_unsafe_numbers
 from toolfleet.definitions import Registry
+from toolfleet.health import HealthServer
 from toolfleet.roles import Roles
-from toolfleet.schemas.errors import UnsafeSettings
+from toolfleet.schemas.errors import StoreUnavailable, UnsafeSettings
 from toolfleet.schemas.limits import DEFAULT_LIMITS
 from toolfleet.schemas.outcomes import Tier
-from toolfleet.schemas.ports import ModelClient
+from toolfleet.schemas.ports import ModelClient, RunStore
 from toolfleet.schemas.views import HeldLease
 from toolfleet.settings import Settings
+from toolfleet.telemetry import Instruments
 from toolfleet.workers.keeper.leases import take_over
 from toolfleet.workers.keeper.relay import heal_wipe
 from toolfleet.workers.machine import MACHINE
@@ -38,6 +42,7 @@ from toolfleet.workers.publisher import Publisher
 log = structlog.get_logger("toolfleet.app")
 
 GATED_TIERS = (Tier.HIGH, Tier.IRREVERSIBLE)
+LOOK_S: Final = 15.0
 
 
 def open_store(settings: Settings) -> SqlStore:
@@ -70,10 +75,13 @@ class EmbeddedFleet:
         self._model = model
         self._lock = FolderLock(lock_path(settings.database))
         self._owns_store = store is None
-        self.store = store if store is not None else open_store(settings)
+        self.instruments = Instruments(settings, metrics=settings.health_port is not None)
+        self.store: RunStore = self.instruments.observe(store if store is not None else open_store(settings))
         self._tools: PythonTools | None = None
         self._roles: Roles | None = None
         self._layer: MemoryLayer | None = None
+        self._health: HealthServer | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def publisher(self) -> Publisher:
@@ -107,17 +115,30 @@ class EmbeddedFleet:
             clock=clock,
             settings=settings,
             longest_s=longest_step_s(self._registry),
+            telemetry=self.instruments.telemetry,
         )
+        self.instruments.watch(self._roles.progress, lambda: self.dropped)
+        self.instruments.start()
         await self.store.register_agents(list(self._registry.agents.values()))
         await heal_wipe(self.store, self._layer, unarmed)
         await take_over(self.store, self._roles.publisher, self._could_kill)
         self._roles.start()
-        log.info("fleet_started", database=make_url(settings.database).render_as_string(hide_password=True))
+        if settings.health_port is not None:
+            await self._answer(settings.health_host, settings.health_port)
+        log.info(
+            "fleet_started",
+            database=make_url(settings.database).render_as_string(hide_password=True),
+            health=self.health,
+        )
 
     async def stop(self, *, drain_s: float | None = None) -> None:
         """Drain and stop; what is left is outstanding in the database and goes on at the next start."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._roles is not None:
             await self._roles.stop(drain_s=drain_s)
+        if self._health is not None:
+            await self._health.stop()
         if self._tools is not None:
             await self._tools.aclose()
         await self._model.aclose()
@@ -125,7 +146,33 @@ class EmbeddedFleet:
             await self._layer.aclose()
         if self._owns_store:
             await self.store.aclose()
+        await self.instruments.stop()
         self._lock.release()
+
+    @property
+    def health(self) -> str:
+        """Where /live, /ready and /metrics are; empty: nowhere."""
+        return "" if self._health is None else self._health.address
+
+    async def _answer(self, host: str, port: int) -> None:
+        self._health = HealthServer(
+            host, port, live=self._live, ready=lambda: {"ok": True}, metrics=self.instruments.expose
+        )
+        await self._health.start()
+        self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """For /metrics, until cancelled: what is outstanding. It reads every row of `commands`."""
+        while True:
+            try:
+                self.instruments.look(await self.store.loads())
+            except StoreUnavailable as exc:
+                log.warning("look_failed", error=exc.message)
+            await asyncio.sleep(LOOK_S)
+
+    def _live(self) -> dict[str, Any]:
+        stuck = "" if self._roles is None else self._roles.stuck([])
+        return {"ok": not stuck, "stuck": stuck}
 
     def _could_kill(self, held: HeldLease) -> bool:
         """Only a tool that ran inside the dead process can have killed it."""

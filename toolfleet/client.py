@@ -11,6 +11,9 @@ from typing import Any
 
 import orjson
 
+from toolfleet.adapters.telemetry import ids as trace_ids
+from toolfleet.adapters.telemetry.caller import trace_of_caller
+from toolfleet.adapters.telemetry.ids import Traceparent
 from toolfleet.definitions import unknown_agent
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import AssistantItem
@@ -26,10 +29,11 @@ from toolfleet.schemas.events import CancelRequested
 from toolfleet.schemas.ids import RunId, new_run_id
 from toolfleet.schemas.limits import INPUT_BYTES_MAX, Limits
 from toolfleet.schemas.outcomes import CallOutcome, Lane, RunStatus
-from toolfleet.schemas.ports import RunStore, Transition
+from toolfleet.schemas.ports import RunStore, Telemetry, Transition
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import NewRun
 from toolfleet.schemas.views import DueRow, RunEvent, RunView
+from toolfleet.workers.telemetry import SILENT
 
 POLL_FIRST_S = 0.02
 POLL_MAX_S = 0.25
@@ -40,7 +44,8 @@ _MAY_HAVE_HAPPENED = (CallOutcome.OK, CallOutcome.NEEDS_HUMAN)  # of a call with
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """One request to an agent. `context` is for tools (injected, never shown to the model), `metadata` for you
-    (`metadata["user"]` is sent to the provider as the end user's id)."""
+    (`metadata["user"]` is sent to the provider as the end user's id), `trace` is the W3C trace context the run belongs
+    to (headers `traceparent`, `tracestate`; without one, a single submit takes that of the caller's current span)."""
 
     agent: str
     input: str
@@ -52,6 +57,7 @@ class RunRequest:
     deadline_s: float | None = None
     lane: Lane | None = None
     tenant: str = "default"
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +105,12 @@ class Client:
         *,
         publish: Callable[[Sequence[DueRow]], Any] | None = None,
         reserve_usd: Callable[[AgentSpec, int], float] | None = None,
+        telemetry: Telemetry = SILENT,
     ) -> None:
         self.store = store
         self._publish = publish
         self._reserve_usd = reserve_usd
+        self._telemetry = telemetry
         self._agents: dict[str, AgentSpec] = {}
         self._finished = _Finished(store)
 
@@ -125,7 +133,8 @@ class Client:
                 f"runs are asked for with a list of RunRequests, not with {type(requests).__name__}",
                 hint='submit_many([RunRequest("agent", "input")]).',
             )
-        return await self._accepted([await self._new_run(request) for request in requests])
+        caller = trace_of_caller() if len(requests) == 1 else None  # a batch is not one trace
+        return await self._accepted([await self._new_run(request, caller) for request in requests])
 
     async def retry(
         self, run_id: str, *, idempotency_key: str | None = None, repeat_effects: bool = False
@@ -162,14 +171,16 @@ class Client:
             lane=state.lane,
             tenant=info.tenant,
         )
-        new = await self._new_run(request)
+        new = await self._new_run(request, trace_of_caller())
         (new_id,) = await self._accepted(
             [replace(new, retry_of=info.run_id, correlation_id=info.correlation_id)]
         )
         return new_id
 
     async def _accepted(self, new: Sequence[NewRun]) -> list[str]:
-        submitted = await self.store.submit(new)
+        with self._telemetry.submitting(new) as watch:
+            submitted = await self.store.submit(watch.runs)
+            watch.ended(submitted)
         if self._publish is not None:
             await self._publish([row for one in submitted for row in one.publish])
         return [one.run_id for one in submitted]
@@ -258,13 +269,14 @@ class Client:
             await asyncio.sleep(pause)
             pause = min(POLL_MAX_S, pause * 1.5)
 
-    async def _new_run(self, request: RunRequest) -> NewRun:
+    async def _new_run(self, request: RunRequest, caller: Traceparent | None) -> NewRun:
         _check_types(request)
         agent = await self._agent(request.agent)
         _check(request)
         size = len(request.input.encode())
         limits = agent.limits if request.limits is None else agent.limits.tightened_by(request.limits)
         run_id = new_run_id()
+        trace = trace_ids.read(request.trace) or caller
         return NewRun(
             run_id=run_id,
             agent=agent.name,
@@ -283,6 +295,7 @@ class Client:
             metadata=dict(request.metadata),
             deadline_s=request.deadline_s,
             reserve_usd=0.0 if self._reserve_usd is None else self._reserve_usd(agent, size),
+            trace={} if trace is None else trace.headers(),
         )
 
     async def _agent(self, name: str) -> AgentSpec:
@@ -378,6 +391,7 @@ def _check(request: RunRequest) -> None:
     for name, most in NAME_CHARS_MAX.items():
         _check_name(name, getattr(request, name), most)
     _check_metadata(request.metadata)
+    _check_mapping("trace", request.trace)
     if request.lane is not None and request.lane not in [*Lane]:
         raise InputError(f"no lane is called {request.lane!r}", hint=f"Lanes: {', '.join(Lane)}.")
     if request.limits is not None and not isinstance(request.limits, Limits):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from toolfleet.client import CancelAck, Client, RunResult
     from toolfleet.schemas.views import RunEvent
     from toolfleet.settings import Settings
+    from toolfleet.telemetry import Instruments
     from toolfleet.worker import Worker
     from toolfleet.workers.publisher import Publisher
 
@@ -79,6 +80,7 @@ class Fleet:
         self._layer: MessageLayer | None = None
         self._celery: Celery | None = None
         self._client: Client | None = None
+        self._instruments: Instruments | None = None  # of a process that only submits
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -230,13 +232,16 @@ class Fleet:
     async def stop_async(self, *, drain_s: float | None = None) -> None:
         """As `stop`, inside the loop it was started in."""
         client, workers, layer = self._client, self._workers, self._layer
-        self._client, self._workers, self._layer = None, None, None
+        instruments = self._instruments
+        self._client, self._workers, self._layer, self._instruments = None, None, None, None
         if workers is not None:
             await workers.stop(drain_s=drain_s)
         if layer is not None:
             await layer.aclose()
         if client is not None:
             await client.aclose()
+        if instruments is not None:
+            await instruments.stop()
 
     # -- use it ----------------------------------------------------------------------------------------------------
 
@@ -306,6 +311,7 @@ class Fleet:
         from toolfleet.app import open_store
         from toolfleet.client import Client
         from toolfleet.schemas.model import Usage
+        from toolfleet.telemetry import Instruments
         from toolfleet.workers.decision.request import estimated_tokens
 
         # A process that only submits needs prices and no key, so it makes no model client.
@@ -320,7 +326,12 @@ class Fleet:
         store = workers.store if workers is not None else open_store(self.settings)
         publisher = workers.publisher if workers is not None else self._publisher(store)
         publish = publisher.rows if publisher is not None else None
-        client = Client(store, publish=publish, reserve_usd=reserve)
+        if workers is None:
+            self._instruments = Instruments(self.settings)
+            self._instruments.start()
+        instruments = self._instruments if workers is None else workers.instruments
+        assert instruments is not None
+        client = Client(store, publish=publish, reserve_usd=reserve, telemetry=instruments.telemetry)
         client.know(list(self.registry.agents.values()))
         return client
 

@@ -18,7 +18,7 @@ from toolfleet.queues.envelope import Codec
 from toolfleet.queues.policy import POLICIES
 from toolfleet.queues.topology import QUEUE_BY_NAME, QUEUES, Role
 from toolfleet.schemas.ids import new_token
-from toolfleet.schemas.ports import Clock, MessageLayer, ModelClient, RunStore, ToolBackend
+from toolfleet.schemas.ports import Clock, MessageLayer, ModelClient, RunStore, Telemetry, ToolBackend
 from toolfleet.schemas.views import QueueLoad
 from toolfleet.settings import Settings
 from toolfleet.workers.collector.handle import Collector
@@ -31,6 +31,7 @@ from toolfleet.workers.leases import Leases
 from toolfleet.workers.points import Point, unarmed
 from toolfleet.workers.progress import Progress, stuck
 from toolfleet.workers.publisher import Publisher
+from toolfleet.workers.telemetry import SILENT
 
 log = structlog.get_logger("toolfleet.roles")
 
@@ -56,6 +57,7 @@ class Roles:
         point: Point = unarmed,
         queues: Collection[str] = ALL_ROLES,
         longest_s: float = 0.0,
+        telemetry: Telemetry = SILENT,
     ) -> None:
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
         self.publisher = Publisher(store, layer, codec, clock.now_s)
@@ -70,10 +72,13 @@ class Roles:
             "draw": random.Random().random,
             "token": new_token,
             "point": point,
+            "telemetry": telemetry,
         }
         self._decider = None if model is None else Decider(model=model, **working)
         self._executor = Executor(tools=tools, **working)
-        self._collector = Collector(store=store, publisher=self.publisher, clock=clock, point=point)
+        self._collector = Collector(
+            store=store, publisher=self.publisher, clock=clock, point=point, telemetry=telemetry
+        )
         feed: dict[str, Any] = {"layer": layer, "codec": codec, "store": store, "clock": clock}
         self.consumers = [self._consumer(name, settings, feed) for name in SERVED if name in queues]
         self.keeper = Keeper(
@@ -84,6 +89,7 @@ class Roles:
             point=point,
             period_s=settings.keeper_period_s,
             lease_s=settings.lease_s,
+            telemetry=telemetry,
         )
         self._keeps = KEEPER in queues
         self._drain_s = settings.drain_s

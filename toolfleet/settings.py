@@ -59,6 +59,34 @@ class Settings(BaseSettings):
     health_port: int | None = Field(
         default=None, ge=0, le=65535, description="its port; 0 takes a free one; unset: it answers nowhere"
     )
+    traces: Literal["auto", "on", "off"] = Field(
+        default="auto", description="spans over OTLP/HTTP; auto: where an OTEL_EXPORTER_OTLP_ENDPOINT is set"
+    )
+    trace_content: Literal["off", "on"] = Field(
+        default="off", description="on: prompts, arguments and results are exported with the spans"
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="console", description="lines of `toolfleet up` and `toolfleet worker`"
+    )
+    otlp_endpoint: str | None = Field(
+        default=None, validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_endpoint")
+    )
+    otlp_traces_endpoint: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "otlp_traces_endpoint"),
+    )
+    otel_disabled: bool = Field(
+        default=False, validation_alias=AliasChoices("OTEL_SDK_DISABLED", "otel_disabled")
+    )
+    spans_max: int = Field(
+        default=8192, ge=1, validation_alias=AliasChoices("OTEL_BSP_MAX_QUEUE_SIZE", "spans_max")
+    )
+    spans_batch: int = Field(
+        default=512, ge=1, validation_alias=AliasChoices("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "spans_batch")
+    )
+    spans_delay_ms: int = Field(
+        default=5000, ge=1, validation_alias=AliasChoices("OTEL_BSP_SCHEDULE_DELAY", "spans_delay_ms")
+    )
     fault_point: str | None = Field(
         default=None, description="for fault tests: NAME or NAME:N kills this process there, at the Nth time"
     )
@@ -68,6 +96,20 @@ class Settings(BaseSettings):
     openai_api_key: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("OPENAI_API_KEY", "openai_api_key")
     )
+
+    @property
+    def traced(self) -> bool:
+        """Whether spans are made."""
+        if self.otel_disabled or self.traces == "off":
+            return False
+        return self.traces == "on" or bool(self.otlp_endpoint or self.otlp_traces_endpoint)
+
+    @property
+    def otlp_traces_url(self) -> str | None:
+        """The whole URL spans go to; None: the exporter's default, this machine."""
+        if self.otlp_traces_endpoint or not self.otlp_endpoint:
+            return self.otlp_traces_endpoint
+        return f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
 
 
 def load_settings(**overrides: object) -> Settings:

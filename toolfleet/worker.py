@@ -18,12 +18,13 @@ from toolfleet.definitions import Registry
 from toolfleet.fault_points import armed
 from toolfleet.health import HealthServer
 from toolfleet.queues.topology import Role, queues_of
-from toolfleet.roles import ALL_ROLES, Roles
+from toolfleet.roles import ALL_ROLES, KEEPER, Roles
 from toolfleet.schemas.errors import InputError, StoreUnavailable
 from toolfleet.schemas.limits import WORKER_BEAT_S
 from toolfleet.schemas.ports import MessageLayer, ModelClient, RunStore
 from toolfleet.schemas.views import QueueLoad, WorkerBeat
 from toolfleet.settings import Settings
+from toolfleet.telemetry import Instruments
 from toolfleet.version import __version__
 from toolfleet.workers.publisher import Publisher
 
@@ -70,7 +71,8 @@ class Worker:
         self._started_at = time.time()
         self._stuck = ""
         self._stopping = False
-        self.store: RunStore = open_store(settings)
+        self.instruments = Instruments(settings, metrics=settings.health_port is not None)
+        self.store: RunStore = self.instruments.observe(open_store(settings))
 
     @property
     def publisher(self) -> Publisher:
@@ -108,13 +110,22 @@ class Worker:
             point=armed(settings.fault_point),
             queues=self.queues,
             longest_s=longest_step_s(self._registry),
+            telemetry=self.instruments.telemetry,
         )
+        self.instruments.watch(self._roles.progress, lambda: self.dropped)
+        self.instruments.start()
         self._id = f"{self._roles.owner}:{secrets.token_hex(4)}"
         await self.store.register_agents(list(self._registry.agents.values()))
         await self._layer.depths()  # the broker answers: say now if it does not
         if settings.health_port is not None:
+            if KEEPER in self.queues:
+                self.instruments.look(await self.store.loads())
             self._health = HealthServer(
-                settings.health_host, settings.health_port, live=self._live, ready=self._ready
+                settings.health_host,
+                settings.health_port,
+                live=self._live,
+                ready=self._ready,
+                metrics=self.instruments.expose,
             )
             await self._health.start()
         self._roles.start()
@@ -149,6 +160,7 @@ class Worker:
         if self._model is not None:
             await self._model.aclose()
         await self.store.aclose()
+        await self.instruments.stop()
 
     def stats(self) -> dict[str, Any]:
         """Plain numbers for people and programs: `celery inspect`, `toolfleet workers ls`, /live."""
@@ -184,6 +196,8 @@ class Worker:
 
     def _look(self, loads: list[QueueLoad]) -> None:
         assert self._roles is not None
+        if KEEPER in self.queues:  # once a fleet, not once a worker
+            self.instruments.look(loads)
         before, self._stuck = self._stuck, self._roles.stuck(loads)
         if self._stuck and not before:
             log.error("worker_stuck", reason=self._stuck)

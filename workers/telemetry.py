@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Self
 
 from toolfleet.schemas.events import Event
 from toolfleet.schemas.ids import RunId
 from toolfleet.schemas.model import ModelRequest
-from toolfleet.schemas.ports import Applied, Telemetry
+from toolfleet.schemas.ports import Applied, Submission, Telemetry
 from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.views import CallView, RunInfo
 
@@ -28,8 +27,15 @@ class _Unwatched:
     def asking(self, info: RunInfo, request: ModelRequest) -> Self:
         return self
 
-    def ended(self, *what: Event | Applied | Sequence[Applied] | None) -> None:
+    def ended(self, *what: Event | Applied | Sequence[Applied | Submission] | None) -> None:
         pass
+
+
+class _Submitting(_Unwatched):
+    __slots__ = ("runs",)
+
+    def __init__(self, runs: Sequence[NewRun]) -> None:
+        self.runs = runs
 
 
 _UNWATCHED: Final = _Unwatched()
@@ -38,8 +44,8 @@ _UNWATCHED: Final = _Unwatched()
 class _Silent:
     __slots__ = ()
 
-    def submitting(self, runs: Sequence[NewRun]) -> AbstractContextManager[Sequence[NewRun]]:
-        return nullcontext(runs)
+    def submitting(self, runs: Sequence[NewRun]) -> _Submitting:
+        return _Submitting(runs)
 
     def decision(self, state: RunState, trace: Mapping[str, str]) -> _Unwatched:
         return _UNWATCHED

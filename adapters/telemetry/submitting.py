@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import structlog
 from opentelemetry.trace import Link, SpanContext, SpanKind
@@ -13,53 +14,55 @@ from toolfleet.adapters.telemetry import facts, ids
 from toolfleet.adapters.telemetry import names as n
 from toolfleet.adapters.telemetry.caller import trace_of_caller
 from toolfleet.adapters.telemetry.recording import SAMPLED, UNSAMPLED, Recorder
+from toolfleet.schemas.ports import Submission
 from toolfleet.schemas.run import NewRun
 
 log = structlog.get_logger("toolfleet.telemetry")
 
 
 class Submitting:
-    """Gives every run its trace: the one of its request, of the caller's current span, or a new one.
+    """Gives every run its trace: that of its request, or a new one. One span for each run that was made.
 
-    Of several runs that are submitted together each has a trace of its own, which links to the caller's: a batch of
-    100,000 runs is not one trace.
+    Runs that are submitted together have a trace each, with a link to the caller's span: a batch of 100,000 runs is
+    not one trace.
     """
 
-    __slots__ = ("_caller", "_parents", "_recorder", "_runs", "_started")
+    __slots__ = ("_links", "_parents", "_recorder", "_started", "_submitted", "runs")
 
     def __init__(self, recorder: Recorder, runs: Sequence[NewRun]) -> None:
         self._recorder = recorder
-        self._runs = list(runs)
-        self._caller: ids.Traceparent | None = None
-        self._parents: list[ids.Traceparent | None] = []
+        self._submitted: Sequence[Submission] = ()
         self._started = 0
-
-    def __enter__(self) -> Sequence[NewRun]:
-        self._started = time.time_ns()
-        self._caller = trace_of_caller()
-        only = self._caller if len(self._runs) == 1 else None
-        self._parents = [ids.read(run.trace) or only for run in self._runs]
-        self._runs = [
+        self._links: Sequence[Link] = ()
+        self._parents = [ids.read(run.trace) for run in runs]
+        self.runs: Sequence[NewRun] = [
             replace(run, trace=self._context(run, parent).headers())
-            for run, parent in zip(self._runs, self._parents, strict=True)
+            for run, parent in zip(runs, self._parents, strict=True)
         ]
-        return self._runs
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is not None:
-            return  # nothing was accepted, so there is no run to have a trace
+    def __enter__(self) -> Self:
+        self._started = time.time_ns()
+        caller = trace_of_caller()
+        self._links = () if caller is None else [Link(_remote(caller))]
+        return self
+
+    def ended(self, submitted: Sequence[Submission]) -> None:
+        self._submitted = submitted
+
+    def __exit__(self, *exc: object) -> None:
         times = (self._started, time.time_ns())
         try:
-            for run, parent in zip(self._runs, self._parents, strict=True):
-                self._record(run, parent, times)
+            for run, parent, one in zip(self.runs, self._parents, self._submitted, strict=False):
+                if one.created:  # a known key made its run before
+                    self._record(run, parent, times)
         except Exception:
             log.exception("span_failed")
 
     def _context(self, run: NewRun, parent: ids.Traceparent | None) -> ids.Traceparent:
         span_id = ids.submit_span_id(run.run_id)
         if parent is not None:
-            trace = self._recorder.trace(run.run_id, parent.headers())
-            return ids.Traceparent(parent.trace_id, span_id, trace.sampled, parent.state)
+            sampled = self._recorder.trace(run.run_id, run.trace).sampled
+            return ids.Traceparent(parent.trace_id, span_id, sampled, parent.state)
         trace_id = ids.trace_id_of(run.run_id)
         return ids.Traceparent(trace_id, span_id, self._recorder.samples_root(trace_id))
 
@@ -67,8 +70,6 @@ class Submitting:
         trace = self._recorder.trace(run.run_id, run.trace)
         if not trace.sampled:
             return
-        caller = self._caller
-        links = [] if parent is not None or caller is None else [Link(_remote(caller))]
         attributes: facts.Attributes = {n.RUN: run.run_id, n.AGENT_NAME: run.agent, n.TENANT: run.tenant}
         attributes |= {n.AGENT_VERSION: run.agent_version, n.CORRELATION: run.correlation_id}
         self._recorder.record(
@@ -78,7 +79,7 @@ class Submitting:
             attributes,
             times,
             kind=SpanKind.PRODUCER,
-            links=links,
+            links=self._links if parent is None else (),
         )
 
 

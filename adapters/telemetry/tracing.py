@@ -6,7 +6,6 @@ Nothing here waits or raises into a step. Spans and their ids: recording.py, ids
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 
 from toolfleet.adapters.telemetry.recording import Recorder
 from toolfleet.adapters.telemetry.steps import Attempt, Decision, Merging
@@ -22,7 +21,7 @@ class Tracing:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def submitting(self, runs: Sequence[NewRun]) -> AbstractContextManager[Sequence[NewRun]]:
+    def submitting(self, runs: Sequence[NewRun]) -> Submitting:
         return Submitting(self._recorder, runs)
 
     def decision(self, state: RunState, trace: Mapping[str, str]) -> Decision:

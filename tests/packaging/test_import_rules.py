@@ -59,6 +59,11 @@ PLANTS = {
     "the message layer imports the store": Plant(
         "adapters/broker/planted.py", "import toolfleet.adapters.store", "no adapter family knows another"
     ),
+    "a worker makes spans itself": Plant(
+        "workers/keeper/planted.py",
+        "import opentelemetry",
+        "only adapters.telemetry and toolfleet.telemetry know how telemetry leaves",
+    ),
     "the product imports its tests": Plant(
         "queues/planted.py", "import tests.simulation", "nothing imports tests"
     ),
