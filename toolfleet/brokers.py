@@ -43,7 +43,7 @@ def open_layer(settings: Settings) -> MessageLayer:
     if scheme in REDIS:
         from toolfleet.adapters.broker.streams import StreamsLayer
 
-        return StreamsLayer(settings.broker, prefix=settings.broker_prefix)
+        return StreamsLayer(settings.broker, prefix=settings.broker_prefix, claim_s=settings.broker_claim_s)
     if scheme in RABBITMQ:
         from toolfleet.adapters.broker.rabbitmq import RabbitLayer
 
@@ -109,9 +109,14 @@ def refuse_unsafe_numbers(settings: Settings) -> None:
             f"lease_s={settings.lease_s:g} is shorter than three keeper periods ({settings.keeper_period_s:g} s each)",
             hint="A lease is renewed every third of it; make lease_s larger.",
         )
-    broken = broken_rules(policies, heartbeat_s=heartbeat_s, keeper_period_s=settings.keeper_period_s)
+    claim_s = (
+        0.0 if is_embedded(settings) else settings.broker_claim_s
+    )  # one process has nobody to take over from
+    broken = broken_rules(
+        policies, heartbeat_s=heartbeat_s, keeper_period_s=settings.keeper_period_s, claim_s=claim_s
+    )
     if broken:
         raise UnsafeSettings(
-            f"lease_s={settings.lease_s:g}: {broken[0]}",
-            hint="Choose a lease between 3 s and 55 s; the default is 30 s.",
+            f"lease_s={settings.lease_s:g}, claim_s={claim_s:g}: {broken[0]}",
+            hint="The defaults are 30 s and 20 s; whoever shortens one shortens the other.",
         )

@@ -163,8 +163,10 @@ class Fleet:
 
             self._given_settings = load_settings(**self._overrides)
         elif any(value is not None for value in self._overrides.values()):
+            from toolfleet.settings import load_settings
+
             given = {name: value for name, value in self._overrides.items() if value is not None}
-            self._given_settings = self._given_settings.model_copy(update=given)
+            self._given_settings = load_settings(**{**dict(self._given_settings), **given})
             self._overrides = {}
         return self._given_settings
 

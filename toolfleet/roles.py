@@ -80,6 +80,7 @@ class Roles:
             store=store, publisher=self.publisher, clock=clock, point=point, telemetry=telemetry
         )
         feed: dict[str, Any] = {"layer": layer, "codec": codec, "store": store, "clock": clock}
+        feed["claim_s"] = settings.broker_claim_s
         self.consumers = [self._consumer(name, settings, feed) for name in SERVED if name in queues]
         self.keeper = Keeper(
             store=store,

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from toolfleet.queues.policy import CLAIM_S
 from toolfleet.schemas.errors import UnsafeSettings
 from toolfleet.schemas.limits import KEEPER_PERIOD_S, LEASE_S
 
@@ -49,6 +50,11 @@ class Settings(BaseSettings):
         description="processes for plain-function tools",
     )
     lease_s: float = Field(default=LEASE_S, gt=0, description="how long a silent worker keeps a step")
+    claim_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="after how long the broker gives a silent worker's messages to others; unset: 2/3 of lease_s",
+    )
     keeper_period_s: float = Field(default=KEEPER_PERIOD_S, gt=0)
     drain_s: float = Field(
         default=20.0, ge=0, description="how long a stopping process waits for steps in flight"
@@ -87,6 +93,9 @@ class Settings(BaseSettings):
     spans_delay_ms: int = Field(
         default=5000, ge=1, validation_alias=AliasChoices("OTEL_BSP_SCHEDULE_DELAY", "spans_delay_ms")
     )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="of `toolfleet up` and `toolfleet worker`, on stderr"
+    )
     fault_point: str | None = Field(
         default=None, description="for fault tests: NAME or NAME:N kills this process there, at the Nth time"
     )
@@ -110,6 +119,11 @@ class Settings(BaseSettings):
         if self.otlp_traces_endpoint or not self.otlp_endpoint:
             return self.otlp_traces_endpoint
         return f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
+
+    @property
+    def broker_claim_s(self) -> float:
+        """`claim_s`, or what follows from the lease."""
+        return self.lease_s * CLAIM_S / LEASE_S if self.claim_s is None else self.claim_s
 
 
 def load_settings(**overrides: object) -> Settings:

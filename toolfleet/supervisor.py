@@ -1,17 +1,35 @@
-"""Keeps child processes running: starts each again when it ends, with backoff, and when it falls silent."""
+"""A fleet on one machine: its roles as child processes, started again when they end or fall silent.
+
+`toolfleet up --broker …` and the demo are made of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 import structlog
+
+from toolfleet.schemas.errors import StoreUnavailable
+from toolfleet.schemas.ports import RunStore
+from toolfleet.settings import Settings
+
+# How it tells its children: not on the command line, where everybody could read a password.
+UP_PID: Final = "TOOLFLEET_UP_PID"
+UP_DATABASE: Final = "TOOLFLEET_UP_DATABASE"
+UP_BROKER: Final = "TOOLFLEET_UP_BROKER"
+
+LOOK_S: Final = 1.0
+SILENT_S: Final = 60.0  # twelve beats: a child that has not said for this long that it is there hangs
 
 log = structlog.get_logger("toolfleet.supervisor")
 
@@ -82,7 +100,8 @@ class Supervisor:
             if self._stopped.is_set():
                 return
             lived_s = time.monotonic() - child.started_at
-            child.ends = 1 if lived_s > STEADY_S else child.ends + 1
+            # Killed from outside is no fault of its own: only what ends by itself waits longer each time.
+            child.ends = 1 if lived_s > STEADY_S or code == -signal.SIGKILL else child.ends + 1
             child.restarts += 1
             wait_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (child.ends - 1))
             self._tell(f"{child.name} ended ({_how(code)}); starting it again in {wait_s:g} s")
@@ -92,6 +111,49 @@ class Supervisor:
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), seconds)
+
+
+def children_of(
+    app: str, settings: Settings, workers: int, extra: Mapping[str, str] = MappingProxyType({})
+) -> list[Child]:
+    """The processes of a fleet on one machine: `workers` for decisions, as many for tools, one collector, one keeper.
+
+    `extra`: environment variables for them.
+    """
+    environment = {
+        **os.environ,
+        UP_PID: str(os.getpid()),
+        UP_DATABASE: settings.database,
+        UP_BROKER: settings.broker,
+        "TOOLFLEET_HEALTH_PORT": "0",
+        **extra,
+    }
+    roles = [*(["decide"] * workers), *(["exec"] * workers), "collect", "keep"]
+    names = [f"{role} {roles[: at + 1].count(role)}" for at, role in enumerate(roles)]
+    base = [sys.executable, "-m", "toolfleet", "worker"]
+    return [
+        Child(name, [*base, role, "-A", app, "--approvals", settings.approvals], environment)
+        for name, role in zip(names, roles, strict=True)
+    ]
+
+
+async def watch(supervisor: Supervisor, store: RunStore, ready: Callable[[], object]) -> None:
+    """Calls `ready` once all are there, and ends a child that lives and says nothing. Until cancelled."""
+    host, told = socket.gethostname(), False
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            found = await store.workers()
+        except StoreUnavailable:
+            continue
+        heard = {view.beat.pid: view.silent_s for view in found if view.beat.host == host}
+        pids = [child.pid for child in supervisor.children]
+        if not told and all(pid in heard for pid in pids):
+            told = True
+            ready()
+        for pid in pids:
+            if pid is not None and heard.get(pid, 0.0) > SILENT_S:
+                supervisor.kill(pid, f"it has said nothing for {heard[pid]:.0f} s")
 
 
 def _how(code: int) -> str:

@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 
 from toolfleet.queues.envelope import Codec
-from toolfleet.queues.policy import EXTEND_EVERY_S
+from toolfleet.queues.policy import CLAIM_S, EXTENSIONS_PER_CLAIM
 from toolfleet.schemas.errors import BrokerUnavailable, MessageRefused, NewerMessage
 from toolfleet.schemas.ids import new_event_id
 from toolfleet.schemas.limits import HOLD_DELAY_S, HOLD_NEWER_S, MESSAGE_BYTES_MAX
@@ -60,7 +60,9 @@ class Consumer:
         clock: Clock,
         slots: int,
         batch: int,
+        claim_s: float = CLAIM_S,
     ) -> None:
+        self._extend_every_s = claim_s / EXTENSIONS_PER_CLAIM
         self._role = role
         self.queues = tuple(queues)
         self._layer = layer
@@ -133,7 +135,7 @@ class Consumer:
     async def _extend(self) -> None:
         """Tell the broker, again and again, that what is in flight is being worked on."""
         while True:
-            await self._clock.sleep(EXTEND_EVERY_S)
+            await self._clock.sleep(self._extend_every_s)
             held = [delivery for batch in self._working_on.values() for delivery in batch]
             if held:
                 try:

@@ -27,7 +27,7 @@ from redis.exceptions import ResponseError
 
 from toolfleet.adapters.broker.redis_client import Pump, open_client, translated
 from toolfleet.adapters.clock import SystemClock
-from toolfleet.queues.policy import CLAIM_S
+from toolfleet.queues.policy import CLAIM_S, CLAIMS_LOOKED_FOR
 from toolfleet.queues.topology import QUEUE_BY_NAME
 from toolfleet.schemas.errors import BrokerUnavailable
 from toolfleet.schemas.ports import Clock, Delivery, Outgoing
@@ -36,7 +36,6 @@ log = structlog.get_logger("toolfleet.streams")
 
 GROUP: Final = b"fleet"
 BLOCK_S: Final = 1.0  # one XREADGROUP waits at most this long: well below the socket's own timeout
-CLAIMS_PER_CLAIM: Final = 4  # how often in a claim somebody looks for what silent consumers hold
 FORGET_EVERY_S: Final = 60.0
 FORGET_IDLE_S: Final = (
     600.0  # a consumer that has nothing and has not read for this long is of a dead process
@@ -180,7 +179,7 @@ class StreamsLayer:
                 if found or left_s <= 0 or self._closed:
                     return found
                 found = await self._wait(
-                    queues, limit, min(left_s, BLOCK_S, self._claim_ms / 1000 / CLAIMS_PER_CLAIM)
+                    queues, limit, min(left_s, BLOCK_S, self._claim_ms / 1000 / CLAIMS_LOOKED_FOR)
                 )
             except ResponseError as exc:
                 if not any(word in str(exc).encode() for word in DELETED):
@@ -245,7 +244,7 @@ class StreamsLayer:
         for queue in due:
             if len(found) >= limit:
                 break
-            self._claim_at[queue] = now + self._claim_ms / 1000 / CLAIMS_PER_CLAIM
+            self._claim_at[queue] = now + self._claim_ms / 1000 / CLAIMS_LOOKED_FOR
             count = limit - len(found)
             asked = (
                 "XAUTOCLAIM",

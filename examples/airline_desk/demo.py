@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,7 @@ from toolfleet.examples.airline_desk.difference import same_json
 from toolfleet.examples.airline_desk.fanout import FanoutCase, build_fanout_cases
 from toolfleet.examples.airline_desk.initial import system_policy
 from toolfleet.examples.airline_desk.model_server import MODEL, ScriptedModelServer, served_in_thread
+from toolfleet.examples.airline_desk.processes import MODEL_NAME, SEED, URL, Processes
 from toolfleet.examples.airline_desk.recordings import Recording, load_recordings
 from toolfleet.examples.airline_desk.scripts import END_TEXT, result_problem
 from toolfleet.fleet import Fleet
@@ -78,8 +80,12 @@ def run_demo(
     broker: str | None = None,
     base_url: str | None = None,
     model: str | None = None,
+    workers: int = 1,
 ) -> int:
     """Run the demo in folder `out`; 0 when everything was as recorded, else 1.
+
+    With a broker that processes share the roles are processes of their own: `workers` for decisions, as many for
+    tools, a collector and a keeper.
 
     Writes results.jsonl (a line per conversation, input order) and summary.json. With `base_url` another model than
     the scripted one answers, and what it says is not compared. Raises InputError for a folder of another demo.
@@ -94,18 +100,22 @@ def run_demo(
             url = stack.enter_context(
                 served_in_thread(ScriptedModelServer(conversations=conversations, seed=seed))
             )
+        shared = broker is not None and not broker.startswith("memory:")
         fleet, cases = build_fleet(
             database=database or f"sqlite:///{out / 'fleet.db'}",
             broker=broker,
             url=url,
             model=model,
             seed=seed,
+            signing_keys=_signing_keys(out) if shared else None,
         )
         console.print(
             f"{len(recordings)} recorded conversations and {len(cases)} fan-out cases; results in {out}\n"
             f'approvals="off": tools above tier medium ({", ".join(_gated(fleet))}) run here without asking anybody'
         )
-        demo = Demo(fleet, recordings, cases, out, compare=base_url is None)
+        told = {URL: url, SEED: str(seed), MODEL_NAME: model or MODEL}
+        processes = Processes(fleet, workers, told, console.print) if shared else None
+        demo = Demo(fleet, recordings, cases, out, compare=base_url is None, processes=processes)
         summary = asyncio.run(demo.run(console))
     console.print_json(json.dumps(summary))
     good = summary["completed"] == summary["conversations"] and not summary["state_mismatches"]
@@ -114,12 +124,19 @@ def run_demo(
 
 
 def build_fleet(
-    *, database: str, broker: str | None, url: str, model: str | None, seed: int
+    *,
+    database: str | None,
+    broker: str | None,
+    url: str,
+    model: str | None,
+    seed: int,
+    signing_keys: str | None = None,
 ) -> tuple[Fleet, list[FanoutCase]]:
     """The fleet of the demo: the desk with its 14 tools, and one agent for each fan-out case."""
     fleet = Fleet(
         database, broker=broker, approvals="off", model=OpenAIChatClient(base_url=url, api_key="not-needed")
     )
+    fleet.configure(signing_keys=signing_keys)
     fleet.agent(
         AGENT,
         model=model or MODEL,
@@ -155,8 +172,10 @@ class Demo:
         out: Path,
         *,
         compare: bool,
+        processes: Processes | None = None,
     ) -> None:
         self._fleet = fleet
+        self._processes = processes
         self._recordings = recordings
         self._cases = cases
         self._out = out
@@ -165,16 +184,21 @@ class Demo:
         self._client: Client
 
     async def run(self, console: Console) -> dict[str, Any]:
-        await self._fleet.start_async()
-        self._client = self._fleet.client()
         try:
+            if self._processes is None:
+                await self._fleet.start_async()
+            else:
+                await self._processes.start()
+            self._client = self._fleet.client()
             started = time.monotonic()
             with _progress(console, len(self._recordings), len(self._cases)) as advance:
                 told = await self._conversations(lambda: advance("conversations"))
                 seconds = time.monotonic() - started
                 fanned = await self._fanout(lambda: advance("fan-out cases"))
         finally:
-            dropped = self._fleet.duplicates_dropped
+            dropped = self._fleet.duplicates_dropped if self._processes is None else 0
+            if self._processes is not None:
+                await self._processes.stop()
             await self._fleet.stop_async()
         return self._write(told, fanned, seconds, dropped)
 
@@ -304,6 +328,17 @@ def _fanned_out(case: FanoutCase, result: RunResult, merges: list[MergeItem]) ->
         return False
     data = [json.loads(one.content).get("data") for one in merges[0].results]
     return same_json(data, list(case.results_expected))
+
+
+def _signing_keys(out: Path) -> str:
+    """The key of this demo's messages, made once and kept in its folder for this user alone."""
+    path = out / "signing.key"
+    if not path.exists():
+        fresh = path.with_name(path.name + ".new")
+        fresh.touch(mode=0o600)
+        fresh.write_text(f"demo:{secrets.token_hex(32)}")
+        fresh.replace(path)
+    return path.read_text()
 
 
 def _gated(fleet: Fleet) -> list[str]:

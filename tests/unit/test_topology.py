@@ -49,16 +49,16 @@ def test_the_numbers_fit_together() -> None:
     [
         (replace(SOUND, fetch_max=0), "nothing would be fetched"),
         (replace(SOUND, lease_s=2 * HEARTBEAT_S), "lose the lease of a live worker"),
-        (replace(SOUND, lease_s=CLAIM_S), "wake nobody"),
+        (replace(SOUND, lease_s=CLAIM_S), "longer than a lease"),
         (replace(SOUND, lost_after_s=30.0), "would count as lost"),
         (replace(SOUND, lost_after_s=29.0, after_deadline=True), "would count as lost"),
         (replace(SOUND, lease_s=None, lost_after_s=3.0), "before the keeper can have published it"),
     ],
 )
 def test_numbers_that_do_not_fit_are_named(policy: QueuePolicy, found: str) -> None:
-    (sentence,) = broken_rules({"q": policy})
+    sentences = broken_rules({"q": policy})
 
-    assert sentence.startswith("q: ") and found in sentence
+    assert any(sentence.startswith("q: ") and found in sentence for sentence in sentences), sentences
 
 
 def test_the_table_of_the_docs_has_a_row_for_each_queue_and_for_dead() -> None:

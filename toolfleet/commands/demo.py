@@ -17,7 +17,18 @@ Conversations = Annotated[
     typer.Option("--conversations", metavar="FILE", help="Other recorded conversations (JSON lines)."),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Shuffles the order in which fan-out calls come back.")]
-Broker = Annotated[str | None, typer.Option("--broker", metavar="URL", help="Message layer.")]
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker", metavar="URL", help="redis://… or amqp://…: every role is a process of its own."
+    ),
+]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--workers", min=1, max=64, help="Processes for decisions, and as many for tools (with a broker)."
+    ),
+]
 BaseUrl = Annotated[
     str | None,
     typer.Option("--base-url", metavar="URL", help="A real model server instead of the scripted one."),
@@ -31,10 +42,11 @@ def demo(
     seed: Seed = 0,
     database: Database = None,
     broker: Broker = None,
+    workers: Workers = 1,
     base_url: BaseUrl = None,
     model: Model = None,
 ) -> None:
-    """Run recorded customer conversations and fan-out cases through the embedded fleet, and check every result."""
+    """Run recorded customer conversations and fan-out cases through a fleet, and check every result."""
     from toolfleet.commands.logs import configure_logs
     from toolfleet.examples.airline_desk.demo import run_demo
 
@@ -47,5 +59,6 @@ def demo(
         broker=broker,
         base_url=base_url,
         model=model,
+        workers=workers,
     )
     raise typer.Exit(code)

@@ -7,12 +7,15 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from toolfleet.brokers import is_embedded
 from toolfleet.commands.place import Place, holder, shown
 
 if TYPE_CHECKING:
     from toolfleet.client import Client
+    from toolfleet.fleet import Fleet
 
 LOOK_AGAIN_S = 1.0
+SILENT_S = 30.0  # several beats of a worker process
 
 
 class Host:
@@ -25,6 +28,7 @@ class Host:
         self._place = place
         self.tell = tell
         self._client: Client | None = None
+        self._remote: Fleet | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.here = False
 
@@ -35,6 +39,9 @@ class Host:
 
     async def join(self) -> None:
         """Raises UnsafeSettings, NotMigrated and NewerSchema, and InputError where nothing could carry a run."""
+        if not is_embedded(self._place.settings):
+            await self._join_shared()
+            return
         if holder(self._place.settings) is None:
             await self._try_here()
         if self.here:
@@ -43,16 +50,33 @@ class Host:
             return
         if holder(self._place.settings) is None:
             raise _nobody(self._place)
-        self._client = _remote_client(self._place)
+        self._client = self._remote_client()
         self._keeping = asyncio.create_task(self._keep())
+
+    async def _join_shared(self) -> None:
+        """Worker processes of a shared broker carry the run; the keeper sends it if nobody else can."""
+        client = self._remote_client()
+        listed = [view for view in await client.store.workers() if view.silent_s < SILENT_S]
+        if not listed:
+            self.tell(
+                "no worker process is listed: the run waits until one is started (toolfleet up, toolfleet worker)"
+            )
+        self._client = client
+
+    def _remote_client(self) -> Client:
+        """A client that knows only what the fleet has registered: our own definitions may be of another version."""
+        from toolfleet.fleet import Fleet
+
+        self._remote = Fleet(settings=self._place.settings)
+        return self._remote.client()
 
     async def leave(self) -> None:
         """Stop what was started here, within the grace period; outstanding work is kept."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        if self._client is not None and not (self.here and self._keeping is None):
-            await self._client.store.aclose()
+        if self._remote is not None:
+            await self._remote.stop_async()
         if self.here:
             assert self._place.fleet is not None
             await self._place.fleet.stop_async()
@@ -93,13 +117,6 @@ class Host:
             elif not told:
                 told = True
                 self.tell("the fleet has stopped; the run is kept and goes on at the next `toolfleet up`")
-
-
-def _remote_client(place: Place) -> Client:
-    """A client that knows only what the running fleet has registered: our own definitions may be of another version."""
-    from toolfleet.fleet import Fleet
-
-    return Fleet(settings=place.settings).client()
 
 
 def _nobody(place: Place) -> Exception:

@@ -24,3 +24,10 @@ def configure_logs(*, level: str) -> None:
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # whatever stderr is by then
         cache_logger_on_first_use=False,
     )
+
+
+def log_level() -> str:
+    """The level of workers (TOOLFLEET_LOG_LEVEL), asked before an app is loaded. Raises UnsafeSettings."""
+    from toolfleet.settings import load_settings
+
+    return load_settings().log_level

@@ -46,6 +46,7 @@ def run(
     text: Text,
     app: options.App = None,
     database: options.Database = None,
+    broker: options.Broker = None,
     approvals: options.Approvals = None,
     follow: Follow = False,
     as_json: options.AsJson = False,
@@ -71,7 +72,7 @@ def run(
         deadline_s=deadline,
     )
     configure_logs(level="error")
-    place = locate(app, database, approvals=approvals, needs_fleet=True)
+    place = locate(app, database, broker=broker, approvals=approvals, needs_fleet=True)
     host = Host(place, _ignore if as_json else note)
     result = asyncio.run(_carried(host, request, follow=follow, as_json=as_json, timeout_s=timeout))
     _print_result(result, as_json=as_json)

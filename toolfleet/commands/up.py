@@ -39,7 +39,7 @@ def up(
     is outstanding in it.
     """
     from toolfleet.brokers import is_embedded
-    from toolfleet.commands.logs import configure_logs
+    from toolfleet.commands.logs import configure_logs, log_level
     from toolfleet.schemas.errors import InputError
 
     if app is None:
@@ -47,7 +47,7 @@ def up(
             "no app was given, so there would be nothing to serve",
             hint="toolfleet up -A myapp:fleet, or set TOOLFLEET_APP=myapp:fleet.",
         )
-    configure_logs(level="info")
+    configure_logs(level=log_level())
     place = locate(app, database, broker=broker, approvals=approvals, needs_fleet=True)
     if is_embedded(place.settings):
         raise typer.Exit(asyncio.run(_serve(place)))

@@ -17,17 +17,13 @@ from toolfleet.commands import exits, options
 from toolfleet.commands.place import locate, opened
 from toolfleet.commands.terminal import Column, print_json, print_table
 from toolfleet.schemas.outcomes import Lane, Tier
+from toolfleet.supervisor import UP_BROKER, UP_DATABASE, UP_PID
 
 app = typer.Typer(help="Worker processes of the fleet.", no_args_is_help=True)
 
 ORPHAN_DRAIN_S: Final = 2.5  # of a worker whose `up` was killed: it hands back its leases and ends
 ORPHAN_END_S: Final = 4.0
 SILENT_S: Final = 30.0  # several beats; then a worker is listed as silent
-
-# How `up` tells its children: not on the command line, where everybody could read a password.
-UP_PID: Final = "TOOLFLEET_UP_PID"
-UP_DATABASE: Final = "TOOLFLEET_UP_DATABASE"
-UP_BROKER: Final = "TOOLFLEET_UP_BROKER"
 
 
 class RoleName(StrEnum):
@@ -80,7 +76,7 @@ def worker(
 
     It is `celery -A … worker -P solo -Q …` with the queues of the role, so everything Celery has for its workers works.
     """
-    from toolfleet.commands.logs import configure_logs
+    from toolfleet.commands.logs import configure_logs, log_level
     from toolfleet.schemas.errors import InputError
 
     if app is None:
@@ -88,7 +84,7 @@ def worker(
             "no app was given, so there are no tools and agents", hint="toolfleet worker exec -A myapp:fleet"
         )
     queues = queues_of(role, tier, lane)
-    configure_logs(level="info")
+    configure_logs(level=log_level())
     place = locate(app, database, broker=broker, approvals=approvals, needs_fleet=True)
     fleet = place.fleet
     assert fleet is not None

@@ -13,7 +13,6 @@ from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.errors import ModelError
 from toolfleet.schemas.events import (
     DecisionLeased,
-    Event,
     ModelFailed,
     ModelReplied,
     RunUnworkable,
@@ -43,6 +42,8 @@ from toolfleet.workers.publisher import Publisher
 from toolfleet.workers.telemetry import SILENT
 
 log = structlog.get_logger("toolfleet.decision")
+
+Decided = ModelReplied | ModelFailed | RunUnworkable  # each ends the lease
 
 
 class Decider:
@@ -111,8 +112,12 @@ class Decider:
             watch.ended(event, await self._apply(state.run_id, event))
         await self._point("decide.after_publish")
 
-    async def _apply(self, run_id: RunId, event: Event) -> Applied:
+    async def _apply(self, run_id: RunId, event: DecisionLeased | Decided) -> Applied:
         (applied,) = await commit(self._store, self._clock, [Transition(run_id, event)])
+        if not isinstance(event, DecisionLeased):
+            self._leases.drop(
+                event.command_id
+            )  # at once: a renewal that misses it must not stop the publishing
         if isinstance(event, ModelReplied):
             await self._point("decide.after_commit")
         await self._publisher.rows(applied.publish)
@@ -125,7 +130,7 @@ class Decider:
         token: LeaseToken,
         leased: Applied,
         watch: DecisionWatch,
-    ) -> Event:
+    ) -> Decided:
         conversation = await self._store.conversation(state.run_id)
         assert conversation is not None, "a leased run has a conversation"
         info = conversation.info

@@ -185,6 +185,7 @@ class Executor:
 
     async def _apply(self, view: CallView, event: Event) -> Applied:
         (applied,) = await commit(self._store, self._clock, [Transition(RunId(view.run_id), event)])
+        self._leases.drop(view.row.id)  # at once: a renewal that misses it must not stop the publishing
         await self._point("exec.after_store")
         await self._publisher.rows(applied.publish)
         return applied
