@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from celery import Celery
+from celery import Celery, signals
 from kombu.entity import Queue
 
 from toolfleet.adapters.broker.host import Hosted, end_stuck_process, install
@@ -55,6 +55,8 @@ class HostedFleet(Protocol):
 
     def submit(self, agent: str, input: str, **options: Any) -> Accepted: ...
 
+    def stop(self) -> None: ...
+
 
 def control_queue(settings: Settings) -> str:
     """The queue of control tasks; callers name it when they send one."""
@@ -96,6 +98,8 @@ def make_app(fleet: HostedFleet) -> Celery:
         drain_s=settings.drain_s,
     )
     _control_tasks(app, fleet)
+    # A pool's children end without the interpreter's exit handlers, and spans of their tasks would end with them.
+    signals.worker_process_shutdown.connect(lambda **_: fleet.stop(), weak=False)
     return app
 
 

@@ -296,6 +296,7 @@ class Fleet:
     def client(self) -> Client:
         """The async client of this fleet; opened on first use, without workers if the fleet is not started."""
         if self._client is None:
+            _quiet_logs()
             self._client = self._new_client(None)
         return self._client
 
