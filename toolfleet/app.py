@@ -24,6 +24,7 @@ from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.adapters.tools.python_function import PythonTools
 from toolfleet.brokers import open_codec, refuse_unsafe_numbers
 from toolfleet.definitions import Registry
+from toolfleet.fault_points import armed
 from toolfleet.health import HealthServer
 from toolfleet.roles import Roles
 from toolfleet.schemas.errors import StoreUnavailable, UnsafeSettings
@@ -114,6 +115,7 @@ class EmbeddedFleet:
             tools=self._tools,
             clock=clock,
             settings=settings,
+            point=armed(settings.fault_point),
             longest_s=longest_step_s(self._registry),
             telemetry=self.instruments.telemetry,
         )
