@@ -13,6 +13,7 @@ from toolfleet.version import __version__
 if TYPE_CHECKING:
     from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
     from toolfleet.adapters.llm.scripted import Reply, ScriptedModel, call, calls, say
+    from toolfleet.celery_tasks import celery_task_tool
     from toolfleet.client import CancelAck, RunRequest, RunResult
     from toolfleet.definitions import Tool, tool
     from toolfleet.fleet import Fleet, Run
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "call",
     "calls",
+    "celery_task_tool",
     "say",
     "tool",
 ]
@@ -84,6 +86,7 @@ _HOMES = {
     "ToolfleetError": "schemas.errors",
     "call": "adapters.llm.scripted",
     "calls": "adapters.llm.scripted",
+    "celery_task_tool": "celery_tasks",
     "say": "adapters.llm.scripted",
     "tool": "definitions",
 }

@@ -15,7 +15,7 @@ from celery import Celery, signals
 from kombu.entity import Queue
 
 from toolfleet.adapters.broker.host import Hosted, end_stuck_process, install
-from toolfleet.brokers import RABBITMQ, refuse_embedded, scheme_of
+from toolfleet.brokers import RABBITMQ, refuse_embedded
 from toolfleet.definitions import Registry
 from toolfleet.queues.topology import QUEUES
 from toolfleet.roles import ALL_ROLES, KEEPER
@@ -88,7 +88,7 @@ def make_app(fleet: HostedFleet) -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        broker_transport_options={} if scheme_of(settings) in RABBITMQ else REDIS_OPTIONS,
+        broker_transport_options={} if urlsplit(_broker(settings)).scheme in RABBITMQ else REDIS_OPTIONS,
     )
     install(
         app,
@@ -113,17 +113,21 @@ def _queue(name: str) -> Any:
 
 
 def _broker(settings: Settings) -> str:
-    """The same server for control; celery knows Valkey under the name of Redis."""
-    return (
-        settings.broker.replace("valkey", "redis", 1)
-        if settings.broker.startswith("valkey")
-        else settings.broker
-    )
+    """In celery's words: it knows Valkey under the name of Redis, and a socket by another scheme."""
+    url = settings.celery_broker or settings.broker
+    if url.startswith("valkey"):
+        return url.replace("valkey", "redis", 1)
+    if url.startswith("unix://"):
+        return url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=")
+    return url
 
 
 def _backend(settings: Settings) -> str:
     """Where the run id of a submit can be read: on Redis a key that expires, on RabbitMQ the caller's reply queue."""
-    return "rpc://" if urlsplit(settings.broker).scheme in RABBITMQ else _broker(settings)
+    broker = _broker(settings)
+    if broker.startswith("redis+socket"):
+        return broker.replace("redis+", "", 1)
+    return "rpc://" if urlsplit(broker).scheme in RABBITMQ else broker
 
 
 def _control_tasks(app: Celery, fleet: HostedFleet) -> None:

@@ -214,6 +214,12 @@ def _arguments_model(
     return model
 
 
+def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The JSON Schema of a function's named parameters. Raises InvalidDefinition where it has none."""
+    label = getattr(function, "__qualname__", repr(function))
+    return _schema_of(_arguments_model(function, _hints(function, label), None, label))
+
+
 def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
     schema = _without_titles(model.model_json_schema())
     assert isinstance(schema, dict)

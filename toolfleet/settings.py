@@ -34,6 +34,10 @@ class Settings(BaseSettings):
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
         description="names of everything in the broker begin with it; one for each fleet that shares a broker",
     )
+    celery_broker: str | None = Field(
+        default=None,
+        description="broker of control tasks and `celery inspect`; unset: the message layer's server",
+    )
     approvals: Literal["required", "off"] = Field(
         default="required", description="off: tools above medium run without asking anybody"
     )
