@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -72,6 +72,8 @@ class Decision(_Watch):
 
     def asking(self, info: RunInfo, request: ModelRequest) -> AbstractContextManager[object]:
         self._info, self._request = info, request
+        if not self._trace.sampled:
+            return nullcontext()
         self._chat = _Asking(Current(self._trace.span(new_span_id()), {}))
         return self._chat
 

@@ -44,11 +44,12 @@ class Span:
 
 @dataclass
 class Collector:
-    """What has arrived. `raw` are the bodies, byte for byte."""
+    """What has arrived. `raw` are the bodies, byte for byte. While `held` it takes them and does not answer."""
 
     url: str = ""
     raw: list[bytes] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    held: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def take(self, body: bytes) -> None:
@@ -56,6 +57,15 @@ class Collector:
             self.raw.append(body)
             self.spans.extend(_spans(body))
             self._changed.notify_all()
+
+    def answer(self) -> None:
+        with self._changed:
+            self.held = False
+            self._changed.notify_all()
+
+    def wait_until_answering(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self.held, WAIT_S)
 
     def wait(self, enough: Callable[[list[Span]], bool]) -> list[Span]:
         """All spans, once there are enough."""
@@ -78,6 +88,7 @@ def collecting() -> Iterator[Collector]:
         if request.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         collector.take(body)
+        await asyncio.to_thread(collector.wait_until_answering)
         return web.Response(
             body=ExportTraceServiceResponse().SerializeToString(), content_type="application/x-protobuf"
         )
@@ -97,6 +108,7 @@ def collecting() -> Iterator[Collector]:
     try:
         yield collector
     finally:
+        collector.answer()
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(WAIT_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

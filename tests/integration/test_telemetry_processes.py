@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import signal
@@ -10,34 +11,34 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests import servers
 from tests.integration.otlp_collector import Collector, Span, collecting
+from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.adapters.telemetry import names as n
+from toolfleet.schemas.views import WorkerView
+from toolfleet.workers.machine import MACHINE
 
 WAIT_S = 60.0
 MODULE = "tests.integration.telemetry_app"
 SUBMIT = """
 from tests.integration.telemetry_app import fleet
-runs = [fleet.submit("desk", "go") for _ in range({count})]
-for run in runs:
-    assert run.wait(timeout_s=60).ok
-    print(run.id)
+run = fleet.submit("desk", "go")
+assert run.wait(timeout_s=60).ok
+print(run.id)
 fleet.stop()
 """
 SEND = """
 from tests.integration.telemetry_app import app, fleet
 sent = [app.send_task("toolfleet.submit", ["desk", "go"]) for _ in range({count})]
 for one in sent:
-    print(one.get(timeout=60))
-"""
-WAIT = """
-import sys
-from tests.integration.telemetry_app import fleet
-for run in sys.argv[1:]:
+    run = one.get(timeout=60)
     assert fleet.wait(run, timeout_s=60).ok
+    print(run)
 fleet.stop()
 """
 
@@ -56,17 +57,15 @@ class Place:
             "TOOLFLEET_BROKER_PREFIX": f"t{secrets.token_hex(4)}",
             "TOOLFLEET_SIGNING_KEYS": f"k1:{secrets.token_hex(32)}",
             "TOOLFLEET_KEEPER_PERIOD_S": "0.2",
+            "TOOLFLEET_HEALTH_PORT": "0",
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         }
 
-    def run(self, code: str, *arguments: str, traced: bool = True) -> list[str]:
-        """What a Python process prints, line by line."""
-        environment = dict(self.environment)
-        if not traced:
-            del environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    def run(self, code: str) -> list[str]:
+        """What a Python process prints, word by word."""
         done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            env=environment,
+            [sys.executable, "-c", code],
+            env=self.environment,
             cwd=self.root,
             capture_output=True,
             text=True,
@@ -75,6 +74,21 @@ class Place:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.split()
+
+    def exposed(self) -> dict[int, dict[str, float]]:
+        """What each worker says on /metrics, by process: the sum of each metric over its labels."""
+        found = {}
+        for view in asyncio.run(self._workers()):
+            with urlopen(f"{view.beat.state['health']}/metrics", timeout=WAIT_S) as answer:
+                found[view.beat.pid] = summed(answer.read().decode())
+        return found
+
+    async def _workers(self) -> list[WorkerView]:
+        store = SqlStore(self.environment["TOOLFLEET_DATABASE"], MACHINE)
+        try:
+            return await store.workers()
+        finally:
+            await store.aclose()
 
     @contextmanager
     def processes(self, *commands: list[str]) -> Iterator[list[int]]:
@@ -110,6 +124,15 @@ def place(postgresql: servers.Server, redis: servers.Server) -> Iterator[Place]:
         yield Place(postgresql, redis, collector)
 
 
+def summed(text: str) -> dict[str, float]:
+    """Each metric, summed over its labels."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
 def _by_step(spans: list[Span], run_id: str) -> dict[str, list[Span]]:
     found: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda one: one.attributes.get(n.TURN, 0)):
@@ -130,8 +153,9 @@ def test_one_trace_goes_through_the_processes_of_all_roles(place: Place) -> None
         ["toolfleet", "worker", role, "-A", f"{MODULE}:fleet"]
         for role in ("decide", "exec", "collect", "keep")
     ]
-    with place.processes(*roles) as (decide, execute, collect, _):
-        (run_id,) = place.run(SUBMIT.format(count=1))
+    with place.processes(*roles) as (decide, execute, collect, keep):
+        (run_id,) = place.run(SUBMIT)
+        exposed = place.exposed()
 
     spans = _by_step(place.collector.spans, run_id)
     assert _is_whole(spans), {step: len(found) for step, found in spans.items()}
@@ -144,6 +168,10 @@ def test_one_trace_goes_through_the_processes_of_all_roles(place: Place) -> None
     made_by = {step: {span.resource["process.pid"] for span in found} for step, found in spans.items()}
     assert made_by[n.DECIDE] == {decide} and made_by[n.EXECUTE_TOOL] == {execute}
     assert made_by[n.MERGE] == {collect} and made_by[n.SUBMIT].isdisjoint({decide, execute, collect})
+    assert set(exposed) == {decide, execute, collect, keep}
+    assert exposed[decide]["toolfleet_decisions_total"] == 2
+    assert exposed[collect]["toolfleet_calls_total"] == 3 and exposed[execute]["toolfleet_calls_total"] == 0
+    assert [pid for pid in exposed if "toolfleet_queue_rows" in exposed[pid]] == [keep]
 
 
 # B095
@@ -167,7 +195,6 @@ def test_spans_of_every_process_of_a_celery_pool_arrive(place: Place, pool: list
     ]
     with place.processes([*command, "--without-gossip", "--without-mingle", "-l", "WARNING"]) as (host,):
         runs = place.run(SEND.format(count=12))
-        place.run(WAIT, *runs)
 
     assert len(set(runs)) == 12
     broken = {run: _by_step(place.collector.spans, run) for run in runs}

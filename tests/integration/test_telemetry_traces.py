@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from tests.integration.otlp_collector import Collector, Span, collecting
 from toolfleet import Fleet, RunRequest, ScriptedModel, ToolContext, call, calls, say, tool
 from toolfleet.adapters.telemetry import names as n
+from toolfleet.adapters.telemetry.export import QUEUE_FULL, SpanQueue
 from toolfleet.settings import load_settings
 
 WAIT_S = 60.0
@@ -252,10 +255,35 @@ def test_a_known_idempotency_key_makes_no_second_submit_span(tmp_path: Path, col
     assert first.id == again.id and len(_of(collector, first.id)[n.SUBMIT]) == 1
 
 
-def test_nothing_of_telemetry_is_loaded_where_it_is_off(tmp_path: Path) -> None:
-    import subprocess
-    import sys
+def test_runs_do_not_wait_for_a_collector_that_does_not_answer(tmp_path: Path) -> None:
+    with collecting() as collector:
+        collector.held = True
+        with _traced(tmp_path, collector, spans_batch=1, spans_max=4) as fleet:
+            spans = _spans_of(fleet)
+            runs = [fleet.submit("desk", "three") for _ in range(3)]
+            assert all(run.wait(timeout_s=WAIT_S).ok for run in runs)
+            collector.wait(lambda arrived: len(arrived) > 0)
+            assert collector.held and spans.counts.dropped[QUEUE_FULL] >= 27 - 4 - 2
+            collector.answer()
 
+        assert spans.counts.exported + sum(spans.counts.dropped.values()) == 27
+
+
+def test_every_span_is_counted_as_dropped_where_there_is_no_collector(tmp_path: Path) -> None:
+    with _fleet(tmp_path, otlp_endpoint="http://127.0.0.1:9", spans_batch=5) as fleet:
+        spans = _spans_of(fleet)
+        runs = [fleet.submit("desk", "three") for _ in range(5)]
+        assert all(run.wait(timeout_s=WAIT_S).ok for run in runs)
+
+    assert spans.counts.exported == 0 and sum(spans.counts.dropped.values()) == 45
+
+
+def _spans_of(fleet: Fleet) -> SpanQueue:
+    assert fleet._workers is not None and fleet._workers.instruments.spans is not None
+    return fleet._workers.instruments.spans
+
+
+def test_nothing_of_telemetry_is_loaded_where_it_is_off(tmp_path: Path) -> None:
     code = (
         "import sys; from toolfleet import Fleet, ScriptedModel, say\n"
         f"fleet = Fleet('sqlite:///{tmp_path / 'off.db'}', model=ScriptedModel([say('hi')]))\n"

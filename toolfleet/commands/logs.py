@@ -6,12 +6,18 @@ import sys
 
 
 def configure_logs(*, level: str) -> None:
-    """structlog to stderr from `level` on; with colours only on a terminal."""
+    """structlog to stderr from `level` on: JSON where TOOLFLEET_LOG_FORMAT says so, else for people, with colours only
+    on a terminal. Configured before the settings are read, so that their errors are shown in the same form."""
     import logging
     import os
 
     import structlog
 
+    if os.environ.get("TOOLFLEET_LOG_FORMAT", "").lower() == "json":
+        from toolfleet.adapters.telemetry.logs import configure_json
+
+        configure_json(level=getattr(logging, level.upper()))
+        return
     colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     structlog.configure(
         processors=[
