@@ -147,12 +147,7 @@ def install(
             self.roles: list[str] = []
 
         def create(self, worker: Any) -> Any:
-            pool = getattr(worker.pool_cls, "__module__", "")
-            if any(green in pool for green in GREEN_POOLS):
-                raise UnsafeSettings(
-                    f"{pool.rpartition('.')[2]} cannot host a worker of the fleet: its loop would not run",
-                    hint="Start it with -P solo.",
-                )
+            refuse_green_pool(getattr(worker.pool_cls, "__module__", ""))
             queues = worker.app.amqp.queues
             self.roles = sorted(set(roles) & set(queues.consume_from))
             queues.deselect(self.roles)  # celery must not read what our consumers read
@@ -201,6 +196,15 @@ def fleet(state: Any) -> dict[str, Any]:
         return {"roles": []}
     found: dict[str, Any] = step.info(None)["fleet"]
     return found
+
+
+def refuse_green_pool(pool: str) -> None:
+    """`pool`: the module of celery's pool. Raises UnsafeSettings for one of greenlets."""
+    if any(green in pool for green in GREEN_POOLS):
+        raise UnsafeSettings(
+            f"the pool {pool.rpartition('.')[2]} cannot host a worker of the fleet: its loop would not run",
+            hint="Start it with -P solo.",
+        )
 
 
 def end_stuck_process(reason: str) -> None:

@@ -42,6 +42,21 @@ def record(ctx: ToolContext, n: int) -> int:
     return n
 
 
+@tool
+async def nap(n: int) -> float:
+    """Sleep a second; says when it began."""
+    began = time.time()
+    await asyncio.sleep(1.0)
+    return began
+
+
+@tool(tier="high")
+async def alarm(n: int) -> int:
+    """A read of tier high that takes a while."""
+    await asyncio.sleep(0.2)
+    return n
+
+
 @tool(timeout_s=30.0)
 def kill_me(n: int) -> int:
     """Poison: the process that runs it is gone."""
@@ -68,6 +83,8 @@ def _script(messages: list[dict[str, Any]], _tools: list[dict[str, Any]]) -> Any
     since = messages[max(i for i, message in enumerate(messages) if message["role"] == "user") :]
     turns = sum(message["role"] == "assistant" for message in since)
     word, _, number = asked.partition(" ")
+    if word == "say":
+        return say(number)
     n = int(number)
     if word != "work":
         return calls(call(word, n=n), call("look", n=n)) if turns == 0 else say(f"{word} {n} is over")
@@ -82,7 +99,7 @@ fleet = Fleet(model=ScriptedModel(_script))
 fleet.agent(
     AGENT,
     model="scripted",
-    tools=[look, compute, record, kill_me, kill_worker, hang],
+    tools=[look, compute, record, nap, alarm, kill_me, kill_worker, hang],
     parallel_tool_calls="on",
     lane=Lane.BATCH,
 )

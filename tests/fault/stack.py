@@ -22,7 +22,7 @@ from sqlalchemy import create_engine, text
 
 from tests import servers
 from tests.fault.app import AGENT
-from toolfleet import Fleet, RunRequest, ScriptedModel
+from toolfleet import Fleet, Lane, RunRequest, ScriptedModel
 from toolfleet.adapters.store.engine import parse_url
 from toolfleet.adapters.store.migrate import upgrade
 from toolfleet.schemas.conversation import MergeItem
@@ -106,6 +106,7 @@ class Stack:
             "TOOLFLEET_KEEPER_PERIOD_S": "0.5",
             "TOOLFLEET_CHILDREN": "2",
             "TOOLFLEET_DRAIN_S": "10",
+            "TOOLFLEET_APPROVALS": "off",
             **(extra or {}),
         }
 
@@ -113,13 +114,25 @@ class Stack:
         self, role: str, *, extra: Mapping[str, str] | None = None, cwd: Path = ROOT, wait: bool = True
     ) -> Process:
         """A worker of that role (embedded: all of it). Returns when it says that it is there."""
-        log = self.folder / f"{role}-{next(_numbers)}.log"
         words = ["up"] if self.kind == "embedded" else ["worker", role]
+        return self.run([sys.executable, "-m", "toolfleet", *words, "-A", APP], role, extra, cwd, wait=wait)
+
+    def run(
+        self,
+        command: Sequence[str],
+        role: str,
+        extra: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+        *,
+        wait: bool = True,
+    ) -> Process:
+        """Any command that becomes a worker."""
+        log = self.folder / f"{role}-{next(_numbers)}.log"
         environment = self.environment(extra)
         environment["PYTHONPATH"] = f"{cwd}{os.pathsep}{ROOT}"
         with log.open("wb") as out:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "toolfleet", *words, "-A", APP],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -179,9 +192,10 @@ class Stack:
             )
         return self._fleet
 
-    def submit(self, inputs: Sequence[str]) -> list[str]:
-        """The runs' ids; the agent is the one the workers registered."""
-        return [run.id for run in self.fleet().submit_many([RunRequest(AGENT, one) for one in inputs])]
+    def submit(self, inputs: Sequence[str], *, lane: Lane | None = None) -> list[str]:
+        """The runs' ids; the agent is the one the workers registered, and its lane is `batch`."""
+        requests = [RunRequest(AGENT, one, lane=lane) for one in inputs]
+        return [run.id for run in self.fleet().submit_many(requests)]
 
     def submit_unpublished(self, inputs: Sequence[str]) -> list[str]:
         """As a front door that dies between commit and publish: only the keeper can send these."""
