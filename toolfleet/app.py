@@ -76,7 +76,7 @@ class EmbeddedFleet:
         self._model = model
         self._lock = FolderLock(lock_path(settings.database))
         self._owns_store = store is None
-        self.instruments = Instruments(settings, metrics=settings.health_port is not None)
+        self.instruments = Instruments(settings, tools=registry.tools)
         self.store: RunStore = self.instruments.observe(store if store is not None else open_store(settings))
         self._tools: PythonTools | None = None
         self._roles: Roles | None = None

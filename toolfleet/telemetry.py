@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 
 class Instruments:
-    """`metrics`: somebody can read them here. Where nothing is switched on, `telemetry` does nothing."""
+    """Where nothing is switched on, `telemetry` does nothing. `tools`: their names, for labels of metrics."""
 
-    def __init__(self, settings: Settings, *, metrics: bool = False) -> None:
+    def __init__(self, settings: Settings, *, tools: Container[str] | None = None) -> None:
+        """Without `tools` there are no metrics: nobody could read them."""
         self.telemetry: Telemetry = SILENT
         self.spans: SpanQueue | None = None
         self.metrics: Metrics | None = None
@@ -41,8 +42,8 @@ class Instruments:
             from toolfleet.adapters.telemetry.binding import Binding
 
             self.telemetry = Binding()
-        if metrics:
-            self._measure()
+        if tools is not None and settings.health_port is not None:
+            self._measure(tools)
 
     def _trace(self, settings: Settings) -> None:
         from toolfleet.adapters.telemetry.export import SpanQueue
@@ -65,10 +66,10 @@ class Instruments:
         )
         self.telemetry = Tracing(recorder)
 
-    def _measure(self) -> None:
+    def _measure(self, tools: Container[str]) -> None:
         from toolfleet.adapters.telemetry.metrics import Metrics
 
-        self.metrics = Metrics()
+        self.metrics = Metrics(tools)
         spans = self.spans
         if spans is not None:
             self.metrics.spans = lambda: spans.counts

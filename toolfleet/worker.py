@@ -71,7 +71,7 @@ class Worker:
         self._started_at = time.time()
         self._stuck = ""
         self._stopping = False
-        self.instruments = Instruments(settings, metrics=settings.health_port is not None)
+        self.instruments = Instruments(settings, tools=registry.tools)
         self.store: RunStore = self.instruments.observe(open_store(settings))
 
     @property

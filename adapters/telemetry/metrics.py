@@ -6,7 +6,7 @@ those of the step, usage and result rows. A counter of a process that is killed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeGuard
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -15,7 +15,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from toolfleet.adapters.telemetry import names as n
 from toolfleet.schemas.events import CallRetry, Event, LeaseExpired, ModelFailed, ModelReplied
-from toolfleet.schemas.outcomes import CallOutcome
 from toolfleet.schemas.ports import Applied, Submission, Transition
 from toolfleet.schemas.records import AppendDead, AppendMerge, AppendStep, CloseUsage
 from toolfleet.schemas.run import NewRun, RunState
@@ -54,10 +53,12 @@ class Spans(Protocol):
 
 
 class Metrics:
-    """Counts what is stored, and asks the rest when it is scraped."""
+    """Counts what is stored, and asks the rest when it is scraped. `tools`: those this process declares; a call of any
+    other is counted as `other`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Container[str]) -> None:
         self.registry = CollectorRegistry()
+        self._tools = tools
         self._names: dict[str, set[str]] = {}
         self.progress: Callable[[], Sequence[Consuming]] = tuple
         self.dropped: Callable[[], int] = int
@@ -117,8 +118,8 @@ class Metrics:
         self._seconds.labels("decide", "queue").observe(float(step.fields["queue_s"]))
 
     def _called(self, step: AppendStep) -> None:
-        unknown = step.outcome == CallOutcome.UNKNOWN_TOOL  # then its name is whatever the model wrote
-        tool = OTHER if unknown else self._known("tool", step.tool_name or "")
+        declared = step.tool_name in self._tools  # else its name may be whatever the model wrote
+        tool = self._known("tool", str(step.tool_name)) if declared else OTHER
         self._calls.labels(tool, step.outcome).inc()
         if step.attempt:  # it ran
             self._seconds.labels("call", "tool").observe(float(step.fields["tool_s"]))

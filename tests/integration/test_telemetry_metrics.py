@@ -165,7 +165,7 @@ def test_labels_hold_no_ids_and_no_text_of_the_model(fleet: Fleet) -> None:
 def test_there_is_a_bound_on_the_values_of_a_label() -> None:
     from toolfleet.adapters.telemetry.metrics import LABEL_VALUES_MAX, OTHER, Metrics
 
-    metrics = Metrics()
+    metrics = Metrics(())
     seen = {metrics._known("tool", f"tool_{i}") for i in range(2 * LABEL_VALUES_MAX)}
 
     assert len(seen) == LABEL_VALUES_MAX + 1 and OTHER in seen

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import get_current_span
 
 from tests.integration.otlp_collector import Collector, Span, collecting
-from toolfleet import Fleet, RunRequest, ScriptedModel, ToolContext, call, calls, say, tool
+from toolfleet import Fleet, Limits, Price, RunRequest, ScriptedModel, ToolContext, call, calls, say, tool
 from toolfleet.adapters.telemetry import names as n
 from toolfleet.adapters.telemetry.export import QUEUE_FULL, SpanQueue
 from toolfleet.settings import load_settings
@@ -37,6 +38,13 @@ async def whoami(ctx: ToolContext, name: str) -> str:
     return f"hello {name}"
 
 
+@tool
+async def current() -> str:
+    """Say which span is the current one, as any instrumented library would find it."""
+    context = get_current_span().get_span_context()
+    return f"{context.trace_id:032x}/{context.span_id:016x}"
+
+
 @tool(attempts_max=2)
 async def shaky(ctx: ToolContext) -> str:
     """Fail once in passing."""
@@ -53,6 +61,8 @@ def _script(messages: list[dict[str, Any]], _tools: list[dict[str, Any]]) -> Any
             return calls(call("look_up", order=1), call("look_up", order="x"), call("nobody"))
         case "shaky":
             return call("shaky")
+        case "current":
+            return call("current")
         case "whoami":
             return call("whoami", name="Ann")
         case _:
@@ -64,7 +74,8 @@ def _fleet(tmp_path: Path, **settings: Any) -> Fleet:
         model=ScriptedModel(_script),
         settings=load_settings(database=f"sqlite:///{tmp_path / 'fleet.db'}", **settings),
     )
-    made.agent("desk", model="scripted", tools=[look_up, whoami, shaky], instructions=PROMPT)
+    made.agent("desk", model="scripted", tools=[look_up, whoami, shaky, current], instructions=PROMPT)
+    made.agent("dear", model="scripted", price=Price(input_usd=1.0, output_usd=1.0))
     return made
 
 
@@ -127,7 +138,10 @@ def test_spans_carry_the_facts_of_the_step_rows(tmp_path: Path, collector: Colle
         assert found[n.PROMPT_VERSION] == view.info.prompt_version
         assert found[n.TOOLSET_VERSION] == view.info.toolset_version
         assert found[n.CORRELATION] == view.info.correlation_id
-        assert found[n.ALLOWED_TOOLS] == ["look_up", "whoami", "shaky"] and found[n.TOOL_CHOICE] == "auto"
+        assert (
+            found[n.ALLOWED_TOOLS] == ["look_up", "whoami", "shaky", "current"]
+            and found[n.TOOL_CHOICE] == "auto"
+        )
     calls_of_run = {s.call_id: s for s in steps if s.kind == "call"}
     for span in spans[n.EXECUTE_TOOL]:
         row = calls_of_run[span.attributes[n.TOOL_CALL_ID]]
@@ -219,6 +233,30 @@ def test_a_run_joins_the_trace_of_its_caller(tmp_path: Path, collector: Collecto
     of_batch = [_of(collector, run.id)[n.SUBMIT][0] for run in several]
     assert len({span.trace_id for span in of_batch} | {caller[0]}) == 3
     assert [span.links for span in of_batch] == [(caller,), (caller,)]
+
+
+def test_a_run_that_ends_by_a_limit_before_its_model_call_says_so(
+    tmp_path: Path, collector: Collector
+) -> None:
+    with _traced(tmp_path, collector) as fleet:
+        run = fleet.submit("desk", "three", limits=Limits(active_seconds_max=1e-9))
+        run.wait(timeout_s=WAIT_S)
+        dear = fleet.submit("dear", "three", limits=Limits(cost_usd_max=0.0))
+        assert dear.wait(timeout_s=WAIT_S).reason == "cost_usd_max"
+
+    assert _of(collector, run.id)[n.MERGE][0].attributes[n.RUN_STATUS] == "limit_reached"
+    (ended,) = _of(collector, dear.id)[n.DECIDE]
+    assert ended.attributes[n.OUTCOME] == "cost_usd_max" and n.CHAT not in _of(collector, dear.id)
+
+
+def test_what_a_tool_records_lies_under_its_attempt(tmp_path: Path, collector: Collector) -> None:
+    with _traced(tmp_path, collector) as fleet:
+        run = fleet.submit("desk", "current")
+        assert run.wait(timeout_s=WAIT_S).ok
+        (result,) = fleet.wait(run).results
+
+    (attempt,) = _of(collector, run.id)[n.EXECUTE_TOOL]
+    assert f"{attempt.trace_id}/{attempt.span_id}" in result.content
 
 
 def test_a_caller_that_does_not_sample_gets_no_spans_of_the_run(tmp_path: Path, collector: Collector) -> None:

@@ -89,6 +89,9 @@ class Decider:
         state = applied.state
         if applied.missed is not None or state is None or state.terminal:
             self.dropped += applied.missed is not None
+            if applied.missed is None and state is not None:  # a limit ended the run instead of a model call
+                with self._telemetry.decision(state, message.trace) as watch:
+                    watch.ended(lease, applied)
             return
         await self._leases.guard(
             run_id,
