@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -148,6 +150,7 @@ def install(
 
         def create(self, worker: Any) -> Any:
             refuse_green_pool(getattr(worker.pool_cls, "__module__", ""))
+            _keep_folder_importable()
             queues = worker.app.amqp.queues
             self.roles = sorted(set(roles) & set(queues.consume_from))
             queues.deselect(self.roles)  # celery must not read what our consumers read
@@ -160,8 +163,7 @@ def install(
             if not self.roles:
                 log.warning("no_roles", hint="this worker runs control tasks only; select roles with -Q")
                 return
-            chosen = self.roles
-            self.thread = LoopThread(lambda: make(chosen), drain_s=drain_s, on_death=_end_this_process)
+            self.thread = LoopThread(partial(make, self.roles), drain_s=drain_s, on_death=_end_this_process)
             app.fleet_thread = self.thread
             signals.worker_shutting_down.connect(self._shutting_down, weak=False)
             self.thread.start()
@@ -172,14 +174,10 @@ def install(
                 self.thread.ask_stop(cold=how == "Cold")
 
         def stop(self, worker: Any) -> None:
-            if self.thread is not None:
-                self.thread.ask_stop()
-                self.thread.join(self.thread.stop_within_s)
+            _stop(self.thread)
 
         def terminate(self, worker: Any) -> None:
-            if self.thread is not None:
-                self.thread.ask_stop(cold=True)
-                self.thread.join(COLD_S)
+            _stop(self.thread, cold=True)
 
         def info(self, worker: Any) -> dict[str, Any]:
             stats = {} if self.thread is None else self.thread.stats()
@@ -196,6 +194,20 @@ def fleet(state: Any) -> dict[str, Any]:
         return {"roles": []}
     found: dict[str, Any] = step.info(None)["fleet"]
     return found
+
+
+def _stop(thread: LoopThread | None, *, cold: bool = False) -> None:
+    """Bounded: celery itself waits for a step for ever."""
+    if thread is not None:
+        thread.ask_stop(cold=cold)
+        thread.join(COLD_S if cold else thread.stop_within_s)
+
+
+def _keep_folder_importable() -> None:
+    """Celery loads the app from the current folder and takes it off the path again; children of tools need it too."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def refuse_green_pool(pool: str) -> None:

@@ -93,10 +93,10 @@ class Stack:
     # -- processes ------------------------------------------------------------------------------------------------
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("TOOLFLEET_")}
+        ours = ("TOOLFLEET_", "PYTHONPATH")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return {
             **clean,
-            "PYTHONPATH": str(ROOT),
             "FAULT_WORLD": str(self.folder / "world.db"),
             "TOOLFLEET_DATABASE": self.database,
             "TOOLFLEET_BROKER": self.broker,
@@ -129,7 +129,6 @@ class Stack:
         """Any command that becomes a worker."""
         log = self.folder / f"{role}-{next(_numbers)}.log"
         environment = self.environment(extra)
-        environment["PYTHONPATH"] = f"{cwd}{os.pathsep}{ROOT}"
         with log.open("wb") as out:
             popen = subprocess.Popen(
                 command,

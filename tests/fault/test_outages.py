@@ -82,6 +82,7 @@ def _broker_killed(stack: Stack, processes: dict[str, Process]) -> None:
 def _broker_emptied(stack: Stack, processes: dict[str, Process]) -> None:
     """All queues and the marker are gone; every outstanding row is published again soon after."""
     assert stack.broker_server is not None
+    before = _reset_at(stack)
     if stack.kind == "streams":
         with redis_client.Redis(port=stack.broker_server.port) as client:
             client.flushall()
@@ -89,6 +90,25 @@ def _broker_emptied(stack: Stack, processes: dict[str, Process]) -> None:
         for line in servers.rabbitmq_control(stack.broker_server, "list_queues", "name").split():
             if line.startswith(stack.prefix):
                 servers.rabbitmq_control(stack.broker_server, "delete_queue", line)
+    wait_until(lambda: _reset_at(stack) > before, "the wipe is noticed", seconds=3 * RESET_WITHIN_S)
+    wait_until(
+        lambda: not _published_before(stack),
+        "every outstanding row is published again",
+        seconds=3 * RESET_WITHIN_S,
+    )
+
+
+def _reset_at(stack: Stack) -> float:
+    return float(stack.query("SELECT coalesce(max(reset_at), 0) FROM brokers")[0][0])
+
+
+def _published_before(stack: Stack) -> int:
+    """Rows that are due, held by nobody, and were sent before the wipe if at all."""
+    statement = """
+        SELECT count(*) FROM commands, (SELECT max(reset_at) AS at FROM brokers) AS reset
+        WHERE token IS NULL AND due_at < reset.at AND (sent_at IS NULL OR sent_at < reset.at)
+    """
+    return int(stack.query(statement)[0][0])
 
 
 def _broker_cut(stack: Stack, processes: dict[str, Process]) -> None:
