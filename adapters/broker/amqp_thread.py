@@ -140,7 +140,7 @@ class AmqpThread:
             error = self.refusal = exc
             log.error("broker_refused", broker=self._name, error=exc.message)
         except BaseException as exc:
-            error = unavailable(self._name, f"its thread died of {type(exc).__name__}, and is started again")
+            error = unavailable(self._name, _died(exc))
             log.exception("broker_thread_died", broker=self._name)
         finally:
             self._end(error)
@@ -161,8 +161,8 @@ class AmqpThread:
                 return
             except ConnectionEnded as exc:
                 self._lost(session, exc, time.monotonic() - started_at)
-            except BaseException:
-                self._fail_all(session, "its thread died")
+            except BaseException as exc:
+                self._fail_all(session, _died(exc))
                 session.drop()
                 raise
 
@@ -227,6 +227,10 @@ class AmqpThread:
         self.wake.close()
         self._waker.close()
         self._call(lambda: None if self.ended.done() else self.ended.set_result(None))
+
+
+def _died(exc: BaseException) -> str:
+    return f"its thread died of {type(exc).__name__}, and is started again"
 
 
 def unavailable(name: str, reason: str) -> BrokerUnavailable:
