@@ -13,7 +13,7 @@ import time
 from contextlib import closing
 from typing import Any
 
-from toolfleet import Fleet, Lane, ScriptedModel, ToolContext, call, calls, say, tool
+from toolfleet import Fleet, Lane, Retryable, ScriptedModel, ToolContext, call, calls, say, tool
 
 AGENT = "steady"
 
@@ -55,6 +55,38 @@ async def alarm(n: int) -> int:
     """A read of tier high that takes a while."""
     await asyncio.sleep(0.2)
     return n
+
+
+def _asked(key: str) -> int:
+    """How often the outside world was asked under this key, this time included."""
+    with closing(sqlite3.connect(os.environ["FAULT_WORLD"], timeout=30)) as world, world:
+        world.execute("CREATE TABLE IF NOT EXISTS asked (key TEXT, at REAL)")
+        world.execute("INSERT INTO asked VALUES (?, ?)", (key, time.time()))
+        return int(world.execute("SELECT count(*) FROM asked WHERE key = ?", (key,)).fetchone()[0])
+
+
+@tool(timeout_s=60.0)
+async def long(ctx: ToolContext, n: int) -> int:
+    """Read for longer than any lease or claim here."""
+    asked = _asked(ctx.idempotency_key)
+    await asyncio.sleep(7.0)
+    return asked
+
+
+@tool(tier="medium", effect=True, timeout_s=60.0)
+def long_record(ctx: ToolContext, n: int) -> int:
+    """Write, for longer than any lease or claim here; not idempotent."""
+    time.sleep(7.0)
+    return _asked(ctx.idempotency_key)
+
+
+@tool
+async def later(ctx: ToolContext, n: int) -> int:
+    """Works at the second try, n seconds later."""
+    asked = _asked(ctx.idempotency_key)
+    if asked == 1:
+        raise Retryable("busy", retry_after_s=n)
+    return asked
 
 
 @tool(timeout_s=30.0)
@@ -99,7 +131,7 @@ fleet = Fleet(model=ScriptedModel(_script))
 fleet.agent(
     AGENT,
     model="scripted",
-    tools=[look, compute, record, nap, alarm, kill_me, kill_worker, hang],
+    tools=[look, compute, record, nap, long, long_record, later, alarm, kill_me, kill_worker, hang],
     parallel_tool_calls="on",
     lane=Lane.BATCH,
 )

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import dataclass
 
 import psycopg
 import pytest
@@ -197,6 +197,50 @@ def _wait_s(seconds: float) -> None:
     subprocess.run(["sleep", str(seconds)], check=True)
 
 
+@dataclass(slots=True)
+class Ground:
+    """A stack with a steady worker of each role, and the stories of runs nobody disturbed."""
+
+    stack: Stack
+    processes: dict[str, Process]
+    stories: list[tuple[str, ...]]
+
+
+@pytest.fixture(scope="module")
+def ground_of(
+    own_servers: Callable[[str], servers.Server], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Ground]]:
+    """The ground of a kind of stack; made with the first test that asks, and used by all."""
+    with ExitStack() as opened:
+        grounds: dict[str, Ground] = {}
+
+        def ground(kind: str) -> Ground:
+            if kind not in grounds:
+                broker = own_servers("redis" if kind == "streams" else "rabbitmq")
+                database = own_servers("postgresql")
+                folder = tmp_path_factory.mktemp(kind)
+                stack = opened.enter_context(
+                    stack_of(kind, folder, database_server=database, broker_server=broker)
+                )
+                processes = stack.start_all()
+                undisturbed = stack.submit(INPUTS)
+                stack.wait_all(seconds=240)
+                stories = [stack.story(run) for run in undisturbed]
+                assert all(story[0].startswith("completed") for story in stories), stories[0]
+                grounds[kind] = Ground(stack, processes, stories)
+            return grounds[kind]
+
+        yield ground
+
+
+def _only_steady(ground: Ground) -> None:
+    """One process of each role again, whatever a test left."""
+    for process in [one for one in ground.stack.processes if one not in ground.processes.values()]:
+        ground.stack.end(process)
+    for name in [name for name in ground.processes if name not in ROLES]:
+        ground.stack.end(ground.processes.pop(name))
+
+
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
@@ -206,25 +250,21 @@ def _wait_s(seconds: float) -> None:
 )
 @pytest.mark.timeout(600)
 def test_the_fleet_goes_on_and_every_run_ends_as_if_nothing_had_happened(
-    kind: str, fault: str, own_servers: Callable[[str], servers.Server], tmp_path: Path
+    kind: str, fault: str, ground_of: Callable[[str], Ground]
 ) -> None:
-    broker = own_servers("redis" if kind == "streams" else "rabbitmq")
-    with stack_of(kind, tmp_path, database_server=own_servers("postgresql"), broker_server=broker) as stack:
-        processes = stack.start_all()
-        undisturbed = stack.submit(INPUTS)
+    ground = ground_of(kind)
+    stack = ground.stack
+    runs = stack.submit(INPUTS)
+    assert stack.open_runs() >= OPEN_AT_LEAST
+    try:
+        HARMS[fault](stack, ground.processes)
         stack.wait_all(seconds=240)
-        stories = [stack.story(run) for run in undisturbed]
-        assert all(story[0].startswith("completed") for story in stories), stories[0]
+    finally:
+        _only_steady(ground)
 
-        runs = stack.submit(INPUTS)
-        assert stack.open_runs() >= OPEN_AT_LEAST
-        HARMS[fault](stack, processes)
-
-        stack.wait_all(seconds=240)
-        assert [stack.story(run) for run in runs] == stories
-        keys = [key for key in stack.effects() if any(run.removeprefix("run_") in key for run in runs)]
-        assert len(keys) == RUNS
-        if "killed every" not in fault:  # nobody's step was given up, and an outage counts no death
-            assert stack.query("SELECT count(*) FROM runs WHERE reason = 'worker_lost'")[0][0] == 0
-        stack.assert_nothing_is_left()
+    assert [stack.story(run) for run in runs] == ground.stories
+    keys = [key for key in stack.effects() if any(run.removeprefix("run_") in key for run in runs)]
+    assert len(keys) == RUNS
+    assert stack.query("SELECT count(*) FROM runs WHERE reason = 'worker_lost'")[0][0] == 0
+    stack.assert_nothing_is_left()
     note_cell(fault, kind)
