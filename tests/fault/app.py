@@ -53,7 +53,7 @@ async def nap(n: int) -> float:
 @tool(tier="high")
 async def alarm(n: int) -> int:
     """A read of tier high that takes a while."""
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.5)
     return n
 
 

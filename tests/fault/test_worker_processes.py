@@ -206,7 +206,9 @@ def test_a_flood_of_one_tier_and_a_cancel_pass_each_other(stacks: dict[str, Stac
     """B048: every tier has its own queue and slots, and a cancel needs no queue at all."""
     stack = stacks["streams"]
     flood = stack.submit([f"alarm {n}" for n in range(300)])
-    low = stack.submit([f"work {n}" for n in range(5)])
+    low = stack.submit(
+        [f"work {n}" for n in range(5)], lane=Lane.INTERACTIVE
+    )  # not behind it when deciding either
     worker = stack.start("exec", extra={"TOOLFLEET_EXEC_SLOTS": "4"})
 
     wait_until(lambda: all(_ended(stack, run) for run in low), "low calls get on", seconds=60)

@@ -14,10 +14,14 @@ from typing import Any, Literal
 from pydantic import SecretStr
 
 import toolfleet
+from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.store.inspection import inspect
 from toolfleet.app import check_tiers, open_store
+from toolfleet.brokers import is_embedded, open_codec, refuse_unsafe
 from toolfleet.commands.place import Place, database_file, holder, locate, require_migrated, shown
+from toolfleet.roles import ALL_ROLES
 from toolfleet.schemas.errors import ToolfleetError
+from toolfleet.schemas.views import WorkerView
 from toolfleet.settings import Settings, load_settings
 
 PYTHON_MIN = (3, 11)
@@ -25,6 +29,7 @@ DISK_FAIL_BYTES = 100_000_000  # an SQLite database that cannot grow stops every
 DISK_WARN_BYTES = 1_000_000_000
 LATE_S = 60.0  # the keeper publishes what is due every second
 DATABASE_TIMEOUT_S = 10.0
+SILENT_S = 30.0  # several beats of a worker process
 
 Status = Literal["OK", "WARN", "FAIL"]
 
@@ -84,8 +89,11 @@ async def examine(app: str | None, database: str | None) -> Report:
     if schema.status == "OK":
         counts = await _counts(place.settings)
         findings += _pragmas(place.settings)
-        findings += _of_counts(counts, running=_holder(place.settings) is not None)
-    findings += [*_file(place.settings), _fleet(place.settings), _model(place)]
+        workers = await _workers(place.settings)
+        running = _holder(place.settings) is not None or any(view.silent_s < SILENT_S for view in workers)
+        findings += _of_counts(counts, running=running)
+        findings += await _shared(place.settings, workers)
+    findings += [*_file(place.settings), *_fleet(place.settings), _model(place)]
     return Report(tuple(findings), tuple(_settings(place, database)), counts)
 
 
@@ -221,14 +229,57 @@ def _holder(settings: Settings) -> str | None:
         return None  # no SQLite file, so no embedded fleet
 
 
-def _fleet(settings: Settings) -> Finding:
+def _fleet(settings: Settings) -> list[Finding]:
+    """Of an embedded fleet: who runs it."""
     try:
+        if not is_embedded(settings):
+            return []
         process = holder(settings)
     except ToolfleetError as exc:
-        return Finding("fleet", "WARN", exc.message, exc.hint)
+        return [Finding("fleet", "WARN", exc.message, exc.hint)]
     if process is None:
-        return Finding("fleet", "OK", "none is running on this database")
-    return Finding("fleet", "OK", f"running in process {process}")
+        return [Finding("fleet", "OK", "none is running on this database")]
+    return [Finding("fleet", "OK", f"running in process {process}")]
+
+
+async def _workers(settings: Settings) -> list[WorkerView]:
+    store = open_store(settings)
+    try:
+        return await store.workers()
+    finally:
+        await store.aclose()
+
+
+async def _shared(settings: Settings, workers: list[WorkerView]) -> list[Finding]:
+    """Of a fleet of processes: its broker, its keys and clocks, and which of its processes get on."""
+    if is_embedded(settings):
+        return []
+    store = open_store(settings)
+    try:
+        open_codec(settings, SystemClock())
+        await refuse_unsafe(settings, store)
+        broker = Finding("broker", "OK", f"{_value('broker', settings.broker)} is reachable and safe to use")
+    except ToolfleetError as exc:
+        broker = Finding("broker", "FAIL", exc.message, exc.hint)
+    finally:
+        await store.aclose()
+    bad = [
+        f"{view.beat.host}:{view.beat.pid} {view.beat.state.get('stuck') or f'silent for {view.silent_s:.0f} s'}"
+        for view in workers
+        if view.beat.state.get("stuck") or view.silent_s > SILENT_S
+    ]
+    served = {role for view in workers if view.silent_s < SILENT_S for role in view.beat.roles}
+    missing = [role for role in ALL_ROLES if role not in served]
+    if bad:
+        found = Finding(
+            "workers", "WARN", "; ".join(bad), "Look at their logs; a dead one disappears after a day."
+        )
+    elif missing:
+        fix = "Start them: toolfleet up --broker …, or toolfleet worker ROLE."
+        found = Finding("workers", "WARN", f"nobody serves {', '.join(missing)}", fix)
+    else:
+        found = Finding("workers", "OK", f"{len(workers)} process(es), every role is served")
+    return [broker, found]
 
 
 def _model(place: Place) -> Finding:
