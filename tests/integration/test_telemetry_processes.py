@@ -170,7 +170,8 @@ def test_one_trace_goes_through_the_processes_of_all_roles(place: Place) -> None
     assert made_by[n.MERGE] == {collect} and made_by[n.SUBMIT].isdisjoint({decide, execute, collect})
     assert set(exposed) == {decide, execute, collect, keep}
     assert exposed[decide]["toolfleet_decisions_total"] == 2
-    assert exposed[collect]["toolfleet_calls_total"] == 3 and exposed[execute]["toolfleet_calls_total"] == 0
+    assert exposed[collect]["toolfleet_calls_total"] == 3
+    assert "toolfleet_calls_total" not in exposed[execute]
     assert [pid for pid in exposed if "toolfleet_queue_rows" in exposed[pid]] == [keep]
 
 
