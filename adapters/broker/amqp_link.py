@@ -28,7 +28,6 @@ READ_BYTES: Final = 1 << 18
 READS_MAX: Final = 64  # per turn, so that a fast broker does not keep the thread from its other work
 SEND_BYTES: Final = 1 << 20
 FRAME_END: Final = 0xCE
-CHANNEL: Final = 1  # the only one of a connection
 
 # A write that the broker's kernel does not acknowledge ends the connection after this; py-amqp's own setting, 1 s, is
 # shorter than a pause of a virtual machine. The heartbeat notices the rest.
@@ -73,8 +72,56 @@ def nodes_of(url: str) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
+class Channel:
+    """One channel of a link. `on` maps methods to handlers, which are called from `Link.receive`, in the broker's order.
+
+    A channel carries out one thing after the other: what a queue without a leader is asked for stops its channel and no
+    other.
+    """
+
+    def __init__(self, sender: Any, number: int) -> None:
+        self._sender = sender  # py-amqp's channel, or its connection, which is channel 0
+        self.number = number
+        self.on: dict[bytes, Handler] = {}
+        self._method = b""
+        self._header = b""
+        self._body: list[bytes] = []
+        self._body_left = 0
+
+    def send(self, method: tuple[int, int], layout: str, *arguments: Any) -> None:
+        """Queues a method; its answer, if it has one, comes to its handler."""
+        self._sender.send_method(method, layout, arguments)
+
+    def declare(self, declare: Callable[[Any], None]) -> None:
+        """Queues what `declare` asks py-amqp's channel for: only what has no answer."""
+        declare(self._sender)
+
+    def frame(self, kind: int, payload: bytes) -> None:
+        if kind == 1:
+            if payload[:4] in _WITH_CONTENT:
+                self._method = payload
+            else:
+                self._handle(payload, b"", b"")
+        elif kind == 2:
+            self._header = payload
+            (self._body_left,) = unpack_from(">Q", payload, 4)
+            if not self._body_left:
+                self._handle(self._method, payload, b"")
+        elif kind == 3:
+            self._body_left -= len(payload)
+            self._body.append(payload)
+            if self._body_left <= 0:
+                body, self._body = b"".join(self._body), []
+                self._handle(self._method, self._header, body)
+
+    def _handle(self, method: bytes, header: bytes, body: bytes) -> None:
+        handler = self.on.get(method[:4])
+        if handler is not None:
+            handler(method, header, body)
+
+
 class Link:
-    """An open connection. `on` maps methods to handlers, which are called from `receive`, in the broker's order.
+    """An open connection. Channels are opened before `run_free`; after it nothing waits.
 
     `queued` and `sent` count bytes: what was queued before is with the kernel when `sent` has reached it.
     """
@@ -82,19 +129,12 @@ class Link:
     def __init__(self, connection: Any, out: _Out) -> None:
         self._connection = connection
         self._out = out
-        self.channel = connection.channel()
-        assert self.channel.channel_id == CHANNEL
         self.sock: socket.socket = connection.sock
         self.heartbeat_s: float = connection.heartbeat
-        self.on: dict[bytes, Handler] = {
-            method_key(spec.Connection.Close): _closed_by_broker,
-            method_key(spec.Channel.Close): _closed_by_broker,
-        }
+        self.control = Channel(connection, 0)  # what is said about the connection
+        self.control.on[method_key(spec.Connection.Close)] = _closed_by_broker
+        self._channels = {0: self.control}
         self._in = bytearray()
-        self._method = b""
-        self._header = b""
-        self._body: list[bytes] = []
-        self._body_left = 0
         self._read_at = self._beat_at = time.monotonic()
 
     @property
@@ -109,11 +149,21 @@ class Link:
     def sent(self) -> int:
         return self._out.sent
 
+    def open_channel(self, *, confirms: bool = False) -> Channel:
+        """`confirms`: the broker confirms what is published on it."""
+        opened = self._connection.channel()
+        if confirms:
+            opened.confirm_select()
+        channel = self._channels[opened.channel_id] = Channel(opened, opened.channel_id)
+        channel.on[method_key(spec.Channel.Close)] = _closed_by_broker
+        return channel
+
     def declare(self, topology: Topology) -> None:
-        """Raises UnsafeSettings where something of the name exists with other arguments. Only before `run_free`."""
+        """Raises UnsafeSettings where something of the name exists with other arguments."""
         try:
-            topology.declare(self.channel)
-            self.channel.queue_declare(topology.marker, passive=True)  # its answer follows all the others'
+            with self._connection.channel() as channel:
+                topology.declare(channel)
+                channel.queue_declare(topology.marker, passive=True)  # its answer follows all the others'
         except amqp.PreconditionFailed as exc:
             raise UnsafeSettings(
                 f"RabbitMQ has a queue or exchange of ours with other settings: {exc.reply_text}",
@@ -121,29 +171,22 @@ class Link:
                 " is published again from the database.",
             ) from exc
 
-    def confirm_publishes(self) -> None:
-        self.channel.confirm_select()
-
     def run_free(self) -> None:
         """From here on nothing waits: `receive` and `flush` do what can be done at once."""
         self.sock.setblocking(False)
         self._out.held = True
 
-    def send(self, method: tuple[int, int], layout: str, *arguments: Any) -> None:
-        """Queues a method; its answer, if it has one, comes to its handler."""
-        self.channel.send_method(method, layout, arguments)
-
-    def publish(self, route: bytes, number: int, body: bytes) -> None:
+    def publish(self, channel: int, route: bytes, number: int, body: bytes) -> None:
         """Queues a persistent message under a route of `route_to`; `number` comes back with it if it is returned."""
         out = self._out.waiting
         identity = b"%d" % number
         properties = b"%s%c%s" % (_PROPERTIES, len(identity), identity)
-        header = pack(">BHIHHQ", 2, CHANNEL, 12 + len(properties), spec.Basic.CLASS_ID, 0, len(body))
+        header = pack(">BHIHHQ", 2, channel, 12 + len(properties), spec.Basic.CLASS_ID, 0, len(body))
         out += b"%s%s%s\xce" % (route, header, properties)
         chunk = self._connection.frame_max - 8
         for start in range(0, len(body), chunk):
             part = body[start : start + chunk]
-            out += b"%s%s\xce" % (pack(">BHI", 3, CHANNEL, len(part)), part)
+            out += b"%s%s\xce" % (pack(">BHI", 3, channel, len(part)), part)
 
     def flush(self) -> None:
         """Writes what the kernel takes. Raises ConnectionEnded."""
@@ -188,10 +231,9 @@ class Link:
     def close(self, *, within_s: float) -> None:
         """Says goodbye if the broker listens, and lets the socket go in any case; never raises."""
         try:
-            goodbye = (200, "closed by the client", 0, 0)
-            self._connection.send_method(spec.Connection.Close, "BsBB", goodbye)
-            self.on.clear()
-            self.on[method_key(spec.Connection.CloseOk)] = _closed_by_broker
+            self.control.send(spec.Connection.Close, "BsBB", 200, "closed by the client", 0, 0)
+            self.control.on[method_key(spec.Connection.CloseOk)] = _closed_by_broker
+            self._channels = {0: self.control}  # the others are not listened to any more
             self._out.held = False
             self.sock.settimeout(within_s)
             self.sock.sendall(self._out.waiting)
@@ -210,38 +252,17 @@ class Link:
     def _frames(self) -> None:
         data, at = self._in, 0
         while len(data) - at >= 8:
-            kind, _, size = unpack_from(">BHI", data, at)
+            kind, number, size = unpack_from(">BHI", data, at)
             end = at + 7 + size
             if len(data) <= end:
                 break
             if data[end] != FRAME_END:
                 raise ConnectionEnded("the broker sent something that is not AMQP")
-            self._frame(kind, bytes(data[at + 7 : end]))
+            channel = self._channels.get(number)
+            if channel is not None:
+                channel.frame(kind, bytes(data[at + 7 : end]))
             at = end + 1
         del data[:at]
-
-    def _frame(self, kind: int, payload: bytes) -> None:
-        if kind == 1:
-            if payload[:4] in _WITH_CONTENT:
-                self._method = payload
-            else:
-                self._handle(payload, b"", b"")
-        elif kind == 2:
-            self._header = payload
-            (self._body_left,) = unpack_from(">Q", payload, 4)
-            if not self._body_left:
-                self._handle(self._method, payload, b"")
-        elif kind == 3:
-            self._body_left -= len(payload)
-            self._body.append(payload)
-            if self._body_left <= 0:
-                body, self._body = b"".join(self._body), []
-                self._handle(self._method, self._header, body)
-
-    def _handle(self, method: bytes, header: bytes, body: bytes) -> None:
-        handler = self.on.get(method[:4])
-        if handler is not None:
-            handler(method, header, body)
 
 
 def open_link(node: Node, *, heartbeat_s: float, connect_s: float, tls: Mapping[str, Any]) -> Link:
@@ -301,11 +322,11 @@ def short_string(data: bytes, at: int) -> tuple[str, int]:
     return data[at + 1 : end].decode(), end
 
 
-def route_to(exchange: str, routing_key: str) -> bytes:
+def route_to(channel: int, exchange: str, routing_key: str) -> bytes:
     """The method frame of a mandatory publish."""
     names = b"".join(pack(">B", len(name.encode())) + name.encode() for name in (exchange, routing_key))
     method = pack(">HHH", *spec.Basic.Publish, 0) + names + b"\x01"
-    return pack(">BHI", 1, CHANNEL, len(method)) + method + b"\xce"
+    return pack(">BHI", 1, channel, len(method)) + method + b"\xce"
 
 
 def returned_number(header: bytes) -> int:

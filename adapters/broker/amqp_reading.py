@@ -14,30 +14,33 @@ What came while no fetch was waiting is held for the next one, but not longer th
 closed and it is put back, for whoever is idle. basic.get would be simpler; RabbitMQ commits every one of them to its
 log, one after the other.
 
-Runs in the thread of the session. Nothing waits here.
+Each queue has a channel of its own: a channel carries out one thing after the other, and a queue that has no leader at
+the moment answers nothing. Runs in the thread of the session; nothing waits here.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from struct import unpack_from
 
 from amqp import spec  # type: ignore[import-untyped]
 
-from toolfleet.adapters.broker.amqp_link import ConnectionEnded, Link, method_key, short_string
+from toolfleet.adapters.broker.amqp_link import Channel, ConnectionEnded, method_key, short_string
 from toolfleet.adapters.broker.amqp_topology import Topology
-from toolfleet.queues.topology import QUEUES
 from toolfleet.schemas.ports import Delivery
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A delivery tag dies with its channel: `generation` is the session it belongs to."""
+    """A delivery tag counts within one channel, and dies with it: `generation` is the session it belongs to."""
 
     generation: int
+    channel: int
     tag: int
 
 
@@ -61,15 +64,27 @@ class _Consumer:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """One queue. `room`: how many messages the broker may still send to its open consumers."""
+    """One queue, with a channel of its own. `room`: how many messages the broker may still send to open consumers."""
 
     queue: str
     name: str
+    channel: Channel
     held: deque[Delivery] = field(default_factory=deque)
-    open: list[_Consumer] = field(default_factory=list)
+    consumers: dict[str, _Consumer] = field(
+        default_factory=dict
+    )  # the open ones, and those that hold something
+    unsettled: dict[int, _Consumer] = field(default_factory=dict)  # by delivery tag, in ascending order
+    asked: deque[Callable[[int], None]] = field(
+        default_factory=deque
+    )  # who gets the next count of ready messages
     room: int = 0
-    unsettled: int = 0
+    opened: int = 0
+    window: int = 0  # the prefetch that the channel was told last
     unwanted_since: float | None = None
+
+    @property
+    def open(self) -> list[_Consumer]:
+        return [consumer for consumer in self.consumers.values() if consumer.open]
 
 
 class _Stage(Enum):
@@ -104,27 +119,34 @@ class Fetch:
 
 
 class Reading:
-    """Consumes over one link. `fetches` are those in progress, oldest first."""
+    """Consumes each queue over the channel given for it. `fetches` are those in progress, oldest first."""
 
     def __init__(
-        self, link: Link, topology: Topology, *, generation: int, prefetch: int, linger_s: float
+        self,
+        channels: Mapping[str, Channel],
+        topology: Topology,
+        *,
+        generation: int,
+        prefetch: int,
+        linger_s: float,
     ) -> None:
-        self._link = link
         self._generation = generation
         self._prefetch = prefetch
         self._linger_s = linger_s
         self.fetches: list[Fetch] = []
-        self._lines = {queue.name: _Line(queue.name, topology.queue(queue.name)) for queue in QUEUES}
-        self._consumers: dict[str, _Consumer] = {}
-        self._unsettled: dict[int, _Consumer] = {}  # by delivery tag, in ascending order
-        self._asked: deque[Callable[[int], None]] = deque()  # who gets the next count of ready messages
-        self._opened = 0
-        self._window = 0  # the prefetch that the channel was told last
-        link.on[method_key(spec.Basic.Deliver)] = self._on_deliver
-        link.on[method_key(spec.Basic.ConsumeOk)] = self._on_started
-        link.on[method_key(spec.Basic.CancelOk)] = self._on_ended
-        link.on[method_key(spec.Basic.Cancel)] = self._on_queue_gone
-        link.on[method_key(spec.Queue.DeclareOk)] = self._on_count
+        self._lines = {
+            queue: _Line(queue, topology.queue(queue), channel) for queue, channel in channels.items()
+        }
+        for line in self._lines.values():
+            handlers = (
+                (spec.Basic.Deliver, self._on_deliver),
+                (spec.Basic.ConsumeOk, self._on_started),
+                (spec.Basic.CancelOk, self._on_ended),
+                (spec.Basic.Cancel, self._on_queue_gone),
+                (spec.Queue.DeclareOk, self._on_count),
+            )
+            for method, handler in handlers:
+                line.channel.on[method_key(method)] = partial(handler, line)
 
     def serve(self, now: float) -> None:
         """Moves every fetch on as far as it goes with what has come."""
@@ -154,36 +176,32 @@ class Reading:
 
     def unsettled(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """Those that are this session's and not settled yet, each once."""
-        found = {tag: one for one in deliveries if (tag := self._tag(one)) is not None}
-        return list(found.values())
+        return list({one.handle: one for one in deliveries if self._tag(one) is not None}.values())
 
-    def settle(self, deliveries: Sequence[Delivery]) -> None:
-        """Acknowledges: everything up to the first unsettled one together, the others one by one."""
-        tags = {tag for one in deliveries if (tag := self._tag(one)) is not None}
-        prefix = []
-        for tag in self._unsettled:
-            if tag not in tags:
-                break
-            prefix.append(tag)
-        if prefix:
-            self._link.send(spec.Basic.Ack, "Lb", prefix[-1], len(prefix) > 1)
-        for tag in sorted(tags.difference(prefix)):
-            self._link.send(spec.Basic.Ack, "Lb", tag, False)
-        for tag in tags:
-            self._settled(tag)
+    def settle(self, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledges: of each queue everything up to the first unsettled one together, the others one by one."""
+        for line, tags in self._tags(deliveries):
+            prefix = list(itertools.takewhile(tags.__contains__, line.unsettled))
+            if prefix:
+                line.channel.send(spec.Basic.Ack, "Lb", prefix[-1], len(prefix) > 1)
+            for tag in sorted(tags.difference(prefix)):
+                line.channel.send(spec.Basic.Ack, "Lb", tag, False)
+            for tag in tags:
+                self._settled(line, tag)
 
-    def reject(self, deliveries: Sequence[Delivery]) -> None:
+    def reject(self, deliveries: Iterable[Delivery]) -> None:
         """Back to the front of their queues; counts as a delivery."""
-        for tag in sorted(tag for one in deliveries if (tag := self._tag(one)) is not None):
-            self._link.send(spec.Basic.Nack, "Lbb", tag, False, True)
-            self._settled(tag)
+        for line, tags in self._tags(deliveries):
+            for tag in sorted(tags):
+                line.channel.send(spec.Basic.Nack, "Lbb", tag, False, True)
+                self._settled(line, tag)
 
     def depths(self, take: Callable[[dict[str, int]], None]) -> None:
         """Ready at the broker and unsettled here, per queue."""
         found: dict[str, int] = {}
 
         def counted(line: _Line, ready: int) -> None:
-            found[line.queue] = ready + line.unsettled
+            found[line.queue] = ready + len(line.unsettled)
             if len(found) == len(self._lines):
                 take(found)
 
@@ -201,7 +219,7 @@ class Reading:
                 self._ask_for_ready(fetch, lines)
         if fetch.stage is _Stage.ASKING and not fetch.unanswered:
             self._gather(fetch, lines)
-        if fetch.stage is _Stage.GATHERING and self._gathered(fetch, lines):
+        if fetch.stage is _Stage.GATHERING and self._gathered(fetch):
             fetch.stage = _Stage.WAITING
         if fetch.stage is _Stage.WAITING:
             self._wait(fetch, lines, now)
@@ -227,15 +245,16 @@ class Reading:
                 fetch.gathering.append(self._open(line, wanted, lasting=False))
                 left -= wanted
 
-    def _gathered(self, fetch: Fetch, lines: Sequence[_Line]) -> bool:
+    def _gathered(self, fetch: Fetch) -> bool:
         """All came; or others were faster, which is known when a question asked after them is answered."""
-        if not any(consumer.room for consumer in fetch.gathering):
+        short = [consumer for consumer in fetch.gathering if consumer.room]
+        if not short:
             return True
         if fetch.looked_again:
             return fetch.unanswered == 0
-        if all(consumer.started for consumer in fetch.gathering):
+        if all(consumer.started for consumer in short):
             fetch.looked_again = True
-            self._ask_for_ready(fetch, lines[-1:])
+            self._ask_for_ready(fetch, [consumer.line for consumer in short])
             fetch.stage = _Stage.GATHERING
         return False
 
@@ -256,30 +275,28 @@ class Reading:
 
     def _ask(self, line: _Line, take: Callable[[int], None]) -> None:
         """How many messages are ready: the answer of a passive declaration, which commits nothing."""
-        self._asked.append(take)
-        self._link.send(spec.Queue.Declare, "BsbbbbbF", 0, line.name, True, False, False, False, False, None)
+        line.asked.append(take)
+        question = (0, line.name, True, False, False, False, False, None)
+        line.channel.send(spec.Queue.Declare, "BsbbbbbF", *question)
 
     def _open(self, line: _Line, count: int, *, lasting: bool) -> _Consumer:
         count = min(count, self._prefetch)
-        if count != self._window:
-            self._window = count
-            self._link.send(spec.Basic.Qos, "lBb", 0, count, False)  # for each consumer opened after it
-        self._opened += 1
-        consumer = _Consumer(f"{self._opened}", line, count, lasting)
-        self._consumers[consumer.tag] = consumer
-        line.open.append(consumer)
+        if count != line.window:
+            line.window = count
+            line.channel.send(spec.Basic.Qos, "lBb", 0, count, False)  # for each consumer opened after it
+        line.opened += 1
+        consumer = _Consumer(f"{line.opened}", line, count, lasting)
+        line.consumers[consumer.tag] = consumer
         line.room += count
-        self._link.send(
-            spec.Basic.Consume, "BssbbbbF", 0, line.name, consumer.tag, False, False, False, False, None
-        )
+        request = (0, line.name, consumer.tag, False, False, False, False, None)
+        line.channel.send(spec.Basic.Consume, "BssbbbbF", *request)
         return consumer
 
     def _close(self, consumer: _Consumer) -> None:
         """What it holds stays its own. A message on its way is put back by the broker, or comes and is held."""
         consumer.open = False
-        consumer.line.open.remove(consumer)
         consumer.line.room -= consumer.room
-        self._link.send(spec.Basic.Cancel, "sb", consumer.tag, False)
+        consumer.line.channel.send(spec.Basic.Cancel, "sb", consumer.tag, False)
 
     def _close_passing(self, lines: Sequence[_Line]) -> None:
         """Before anything of theirs is settled: that would make room for more."""
@@ -289,7 +306,7 @@ class Reading:
 
     def _give_back(self, line: _Line) -> None:
         line.unwanted_since = None
-        for consumer in tuple(line.open):
+        for consumer in line.open:
             self._close(consumer)
         held = tuple(line.held)
         line.held.clear()
@@ -298,50 +315,53 @@ class Reading:
     def _tag(self, delivery: Delivery) -> int | None:
         """Its tag if it is unsettled and of this session."""
         handle: Handle = delivery.handle
-        if handle.generation != self._generation or handle.tag not in self._unsettled:
-            return None
-        return handle.tag
+        known = handle.generation == self._generation and handle.tag in self._lines[delivery.queue].unsettled
+        return handle.tag if known else None
 
-    def _settled(self, tag: int) -> None:
-        consumer = self._unsettled.pop(tag)
+    def _tags(self, deliveries: Iterable[Delivery]) -> list[tuple[_Line, set[int]]]:
+        """The tags to deal with, by queue."""
+        found: dict[str, set[int]] = {}
+        for one in deliveries:
+            tag = self._tag(one)
+            if tag is not None:
+                found.setdefault(one.queue, set()).add(tag)
+        return [(self._lines[queue], tags) for queue, tags in found.items()]
+
+    def _settled(self, line: _Line, tag: int) -> None:
+        consumer = line.unsettled.pop(tag)
         consumer.unsettled -= 1
-        consumer.line.unsettled -= 1
         if consumer.open:
-            consumer.line.room += 1
+            line.room += 1
         elif consumer.ended and not consumer.unsettled:
-            self._consumers.pop(consumer.tag, None)
+            line.consumers.pop(consumer.tag, None)
 
-    def _on_deliver(self, method: bytes, header: bytes, body: bytes) -> None:
+    def _on_deliver(self, line: _Line, method: bytes, header: bytes, body: bytes) -> None:
         name, at = short_string(method, 4)
         tag, redelivered = unpack_from(">QB", method, at)
-        consumer = self._consumers.get(name)
+        consumer = line.consumers.get(name)
         if consumer is None:  # sent after the consumer was ended
-            self._link.send(spec.Basic.Nack, "Lbb", tag, False, True)
+            line.channel.send(spec.Basic.Nack, "Lbb", tag, False, True)
             return
-        line = consumer.line
-        self._unsettled[tag] = consumer
+        line.unsettled[tag] = consumer
         consumer.unsettled += 1
-        line.unsettled += 1
         if consumer.open:
             line.room -= 1
-        line.held.append(Delivery(line.queue, body, bool(redelivered), Handle(self._generation, tag)))
+        handle = Handle(self._generation, line.channel.number, tag)
+        line.held.append(Delivery(line.queue, body, bool(redelivered), handle))
 
-    def _on_started(self, method: bytes, header: bytes, body: bytes) -> None:
-        self._consumers[short_string(method, 4)[0]].started = True
+    def _on_started(self, line: _Line, method: bytes, header: bytes, body: bytes) -> None:
+        line.consumers[short_string(method, 4)[0]].started = True
 
-    def _on_ended(self, method: bytes, header: bytes, body: bytes) -> None:
-        consumer = self._consumers[short_string(method, 4)[0]]
+    def _on_ended(self, line: _Line, method: bytes, header: bytes, body: bytes) -> None:
+        consumer = line.consumers[short_string(method, 4)[0]]
         consumer.ended = True
         if not consumer.unsettled:
-            del self._consumers[consumer.tag]
+            del line.consumers[consumer.tag]
 
-    def _on_queue_gone(self, method: bytes, header: bytes, body: bytes) -> None:
-        name = short_string(method, 4)[0]
-        line = self._consumers[name].line if name in self._consumers else None
-        queue = "a queue" if line is None else line.name
-        raise ConnectionEnded(f"{queue} was deleted while it was consumed")
+    def _on_queue_gone(self, line: _Line, method: bytes, header: bytes, body: bytes) -> None:
+        raise ConnectionEnded(f"{line.name} was deleted while it was consumed")
 
-    def _on_count(self, method: bytes, header: bytes, body: bytes) -> None:
+    def _on_count(self, line: _Line, method: bytes, header: bytes, body: bytes) -> None:
         _, at = short_string(method, 4)
         (ready,) = unpack_from(">I", method, at)
-        self._asked.popleft()(ready)
+        line.asked.popleft()(ready)

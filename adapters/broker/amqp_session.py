@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from toolfleet.adapters.broker.amqp_link import Link, Node, open_link
-from toolfleet.adapters.broker.amqp_reading import Fetch, Reading
+from toolfleet.adapters.broker.amqp_reading import Fetch, Handle, Reading
 from toolfleet.adapters.broker.amqp_topology import Topology
-from toolfleet.adapters.broker.amqp_writing import Published, Writing
+from toolfleet.adapters.broker.amqp_writing import Marker, Published, Writing
+from toolfleet.queues.topology import QUEUES
 from toolfleet.schemas.ports import Delivery, Outgoing
 
 CLOSE_S: Final = 1.0
@@ -140,29 +141,32 @@ class Session:
         self._settled: deque[tuple[int, Command]] = deque()  # to be answered when so many bytes were written
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._kept_back: dict[int, Delivery] = {}  # released and not on the broker again, by delivery tag
+        self._kept_back: dict[Handle, Delivery] = {}  # released, and not on the broker again
         self._beat_at = 0.0
         options = {"heartbeat_s": wishes.heartbeat_s, "connect_s": wishes.connect_s}
         self._reading_link = open_link(node, **options, tls=wishes.tls)
         self._links: list[Link] = [self._reading_link]
         try:
             self._reading_link.declare(wishes.topology)
+            lanes = {queue.name: self._reading_link.open_channel() for queue in QUEUES}
+            marker_channel = self._reading_link.open_channel()
             writing_link = open_link(node, **options, tls=wishes.tls)
             self._links.append(writing_link)
-            writing_link.confirm_publishes()
+            writing_channel = writing_link.open_channel(confirms=True)
         except BaseException:
             self.drop()
             raise
         for link in self._links:
             link.run_free()
         self._reading = Reading(
-            self._reading_link,
+            lanes,
             wishes.topology,
             generation=generation,
             prefetch=wishes.prefetch,
             linger_s=wishes.linger_s,
         )
-        self._writing = Writing(writing_link, wishes.topology)
+        self._writing = Writing(writing_link, writing_channel, wishes.topology)
+        self._marker = Marker(marker_channel, wishes.topology)
 
     def run(self) -> None:
         """Returns when the desk is closing. Raises ConnectionEnded."""
@@ -279,11 +283,9 @@ class Session:
     def _release(self, command: Release) -> None:
         """With a delay: kept unsettled here until then, so that it comes again at once if this process dies."""
         released = [
-            one
-            for one in self._reading.unsettled(command.deliveries)
-            if one.handle.tag not in self._kept_back
+            one for one in self._reading.unsettled(command.deliveries) if one.handle not in self._kept_back
         ]
-        self._kept_back.update((one.handle.tag, one) for one in released)
+        self._kept_back.update((one.handle, one) for one in released)
         if command.delay_s <= 0:
             self._return(released, command)
             return
@@ -297,7 +299,7 @@ class Session:
     def _return(self, released: Sequence[Delivery], command: Command | None) -> None:
         """A copy is published, and the old one settled when that is confirmed: nothing counts as a delivery."""
         for one in released:
-            self._kept_back.pop(one.handle.tag, None)
+            self._kept_back.pop(one.handle, None)
         alive = self._reading.unsettled(released)
 
         def copied(reason: str | None) -> None:
@@ -327,7 +329,7 @@ class Session:
             else:
                 self._answer(command, value)
 
-        self._writing.read_marker(read)
+        self._marker.read(read)
 
     def _answer(self, command: Command, result: object) -> None:
         if command in self.pending:

@@ -14,7 +14,7 @@ from typing import Final
 
 from amqp import spec  # type: ignore[import-untyped]
 
-from toolfleet.adapters.broker.amqp_link import Link, method_key, returned_number, route_to
+from toolfleet.adapters.broker.amqp_link import Channel, Link, method_key, returned_number, route_to
 from toolfleet.adapters.broker.amqp_topology import Topology
 from toolfleet.queues.topology import QUEUES
 from toolfleet.schemas.ports import Outgoing
@@ -48,26 +48,25 @@ class _Unconfirmed:
 
 
 class Writing:
-    """Publishes over one link, with confirms."""
+    """Publishes over a channel with confirms."""
 
-    def __init__(self, link: Link, topology: Topology) -> None:
+    def __init__(self, link: Link, channel: Channel, topology: Topology) -> None:
         self._link = link
+        self._channel = channel
         self._topology = topology
-        self._routes = {queue.name: route_to(topology.exchange, queue.name) for queue in QUEUES}
-        self._marker_route = route_to("", topology.marker)
+        number = channel.number
+        self._routes = {queue.name: route_to(number, topology.exchange, queue.name) for queue in QUEUES}
+        self._marker_route = route_to(number, "", topology.marker)
         self._unconfirmed: dict[int, _Unconfirmed] = {}  # by number, in ascending order
         self._number = 0
         self._waiting: deque[Published] = deque()  # for a connection that takes them
         self._returned: list[_Unconfirmed] = []
         self._blocked = False
-        self._reads: deque[Callable[[str | None], None]] = deque()
-        link.on[method_key(spec.Basic.Ack)] = self._on_ack
-        link.on[method_key(spec.Basic.Nack)] = self._on_nack
-        link.on[method_key(spec.Basic.Return)] = self._on_return
-        link.on[method_key(spec.Basic.GetOk)] = self._on_marker
-        link.on[method_key(spec.Basic.GetEmpty)] = self._on_no_marker
-        link.on[method_key(spec.Connection.Blocked)] = self._on_blocked
-        link.on[method_key(spec.Connection.Unblocked)] = self._on_unblocked
+        channel.on[method_key(spec.Basic.Ack)] = self._on_ack
+        channel.on[method_key(spec.Basic.Nack)] = self._on_nack
+        channel.on[method_key(spec.Basic.Return)] = self._on_return
+        link.control.on[method_key(spec.Connection.Blocked)] = self._on_blocked
+        link.control.on[method_key(spec.Connection.Unblocked)] = self._on_unblocked
 
     def publish(self, messages: Sequence[Outgoing], done: Done) -> Published:
         return self._start([(self._routes[one.queue], one.body) for one in messages], done)
@@ -75,21 +74,10 @@ class Writing:
     def set_marker(self, value: str, done: Done) -> Published:
         return self._start([(self._marker_route, value.encode())], done)
 
-    def read_marker(self, take: Callable[[str | None], None]) -> None:
-        """Takes the message and puts it back in one go, so that nobody who stops here can keep it from others.
-
-        None also while somebody else's reading has it, for about a millisecond: to be asked again before it is
-        believed.
-        """
-        self._reads.append(take)
-        self._topology.declare_marker(self._link.channel)
-        self._link.send(spec.Basic.Get, "Bsb", 0, self._topology.marker, False)
-        self._link.send(spec.Basic.Recover, "b", True)
-
     def serve(self) -> None:
         """Writes what waits for the connection, as far as it takes it, and what was returned again."""
         if self._returned:
-            self._topology.declare(self._link.channel)
+            self._channel.declare(self._topology.declare)
             for one in self._returned:
                 self._publish(one.route, one.body, one.published, repeated=True)
             self._returned.clear()
@@ -124,7 +112,7 @@ class Writing:
     def _publish(self, route: bytes, body: bytes, published: Published, *, repeated: bool) -> None:
         self._number += 1
         self._unconfirmed[self._number] = _Unconfirmed(route, body, published, repeated)
-        self._link.publish(route, self._number, body)
+        self._link.publish(self._channel.number, route, self._number, body)
 
     def _confirmed(self, method: bytes) -> list[_Unconfirmed]:
         number, multiple = unpack_from(">QB", method, 4)
@@ -158,14 +146,36 @@ class Writing:
         elif not one.published.given_up:
             self._returned.append(one)
 
-    def _on_marker(self, method: bytes, header: bytes, body: bytes) -> None:
-        self._reads.popleft()(body.decode())
-
-    def _on_no_marker(self, method: bytes, header: bytes, body: bytes) -> None:
-        self._reads.popleft()(None)
-
     def _on_blocked(self, method: bytes, header: bytes, body: bytes) -> None:
         self._blocked = True
 
     def _on_unblocked(self, method: bytes, header: bytes, body: bytes) -> None:
         self._blocked = False
+
+
+class Marker:
+    """Reads the wipe marker, on a channel of its own: what that queue does not answer must not keep others waiting."""
+
+    def __init__(self, channel: Channel, topology: Topology) -> None:
+        self._channel = channel
+        self._topology = topology
+        self._reads: deque[Callable[[str | None], None]] = deque()
+        channel.on[method_key(spec.Basic.GetOk)] = self._on_value
+        channel.on[method_key(spec.Basic.GetEmpty)] = self._on_nothing
+
+    def read(self, take: Callable[[str | None], None]) -> None:
+        """Takes the message and puts it back in one go, so that nobody who stops here can keep it from others.
+
+        None also while somebody else's reading has it, for about a millisecond: to be asked again before it is
+        believed.
+        """
+        self._reads.append(take)
+        self._channel.declare(self._topology.declare_marker)
+        self._channel.send(spec.Basic.Get, "Bsb", 0, self._topology.marker, False)
+        self._channel.send(spec.Basic.Recover, "b", True)
+
+    def _on_value(self, method: bytes, header: bytes, body: bytes) -> None:
+        self._reads.popleft()(body.decode())
+
+    def _on_nothing(self, method: bytes, header: bytes, body: bytes) -> None:
+        self._reads.popleft()(None)

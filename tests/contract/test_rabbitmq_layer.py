@@ -540,11 +540,14 @@ def test_a_waiting_fetch_does_not_notice_a_reconnect(rabbitmq: servers.Server) -
 
 @contextlib.contextmanager
 def short_consumer_timeout(server: servers.Server) -> Iterator[None]:
-    """Five seconds, looked at every second, for the channels that are opened now; the file has no word for the second."""
+    """Five seconds for the channels that are opened now, and looked at before an idle one sleeps, after a second.
+
+    rabbitmq.conf has no word for the second setting.
+    """
     setting = "application:set_env(rabbit, {}, {})."
     try:
         servers.rabbitmq_control(server, "eval", setting.format("consumer_timeout", 5_000))
-        servers.rabbitmq_control(server, "eval", setting.format("channel_tick_interval", 1_000))
+        servers.rabbitmq_control(server, "eval", setting.format("channel_tick_interval", 300))
         yield
     finally:
         servers.rabbitmq_control(server, "eval", setting.format("consumer_timeout", 1_800_000))
@@ -569,6 +572,56 @@ def test_a_holder_that_outlives_the_consumer_timeout_is_not_stopped(rabbitmq: se
 
     with short_consumer_timeout(rabbitmq):
         play(rabbitmq, story)
+
+
+@contextlib.contextmanager
+def unanswering(server: servers.Server, queue: str) -> Iterator[None]:
+    """That queue says nothing, as one that has no leader at the moment."""
+    process = f"whereis('%2F_{queue}')"
+    servers.rabbitmq_control(server, "eval", f"sys:suspend({process}).")
+    try:
+        yield
+    finally:
+        servers.rabbitmq_control(server, "eval", f"sys:resume({process}).")
+
+
+def test_a_queue_that_does_not_answer_keeps_no_other_waiting(rabbitmq: servers.Server) -> None:
+    async def story(broker: Broker) -> None:
+        layer = broker.open(patience_s=1)
+        await layer.publish([*outgoing(LOW, b"low"), *outgoing(HIGH, b"high")])
+        with unanswering(rabbitmq, broker.topology.queue(LOW)):
+            for wait_s in (0.1, 0.0):
+                with contextlib.suppress(BrokerUnavailable):
+                    assert await layer.fetch([LOW], 1, wait_s=wait_s) == []
+
+            held = await layer.fetch([HIGH], 10, wait_s=10)
+            await layer.settle(held)
+            assert bodies(held) == [b"high"]
+            assert await take(layer, [HIGH]) == []
+
+        found: list[Delivery] = []
+        while not found:
+            with contextlib.suppress(BrokerUnavailable):
+                found = await layer.fetch([LOW], 1, wait_s=1)
+        assert bodies(found) == [b"low"]
+
+    play(rabbitmq, story)
+
+
+def test_a_marker_that_does_not_answer_keeps_nobody_waiting(rabbitmq: servers.Server) -> None:
+    async def story(broker: Broker) -> None:
+        layer = broker.open(patience_s=1)
+        await layer.set_marker("ours")
+        with unanswering(rabbitmq, broker.topology.marker):
+            for _ in range(3):
+                with pytest.raises(BrokerUnavailable, match="no answer"):
+                    await layer.marker()
+                await layer.publish(outgoing(LOW, b"1"))
+                await layer.settle(await layer.fetch([LOW], 1, wait_s=10))
+
+        assert await patiently(layer.marker) == "ours"
+
+    play(rabbitmq, story)
 
 
 # -- queues that were deleted ------------------------------------------------------------------------------------------------
