@@ -279,8 +279,8 @@ def test_a_wrong_password_is_said_and_not_shown(
             await layer.publish(outgoing(LOW, b"1"))
 
         await layer.aclose()
-        shown = repr(refused.getrepr(showlocals=True)) + repr(refused.value.__cause__)
-        assert "hunter2" not in str(refused.value) and "hunter2" not in repr(refused.value) and shown
+        assert refused.value.__cause__ is None
+        assert "hunter2" not in repr(refused.value) + repr(vars(refused.value))
 
     play(rabbitmq, story)
     assert "hunter2" not in "".join(capfd.readouterr())
