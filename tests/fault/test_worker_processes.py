@@ -319,23 +319,23 @@ def up_stack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
         )
 
 
-def _up(stack: Stack) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "toolfleet", "up", "-A", APP, "--workers", "1"],
-        env=stack.environment(),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+def _up(stack: Stack) -> Process:
+    words = ["-m", "toolfleet", "up", "-A", APP, "--workers", "1"]
+    up = stack.run([sys.executable, *words], "up", wait=False)
+    wait_until(partial(_says_ready, up), "all of it is there", seconds=90)
+    return up
 
 
-def _until_ready(up: subprocess.Popen[str]) -> None:
-    assert up.stdout is not None
-    for line in up.stdout:
-        if line.startswith("ready"):
-            return
-    raise AssertionError(f"up ended with {up.wait()}")
+def _says_ready(up: Process) -> bool:
+    assert up.popen.poll() is None, up.tail()
+    return "\nready" in up.log.read_text(errors="replace")
+
+
+def _restarted(stack: Stack, up: Process, before: list[int]) -> bool:
+    """Four live children that are there, one of them new."""
+    mine = set(servers.descendants(up.pid))
+    there = {row[0] for row in stack.query("SELECT pid FROM workers")} & mine
+    return len(there) == 4 and bool(there - set(before))
 
 
 def _gone(pids: list[int]) -> bool:
@@ -345,30 +345,21 @@ def _gone(pids: list[int]) -> bool:
 def test_the_children_of_a_killed_up_end_and_the_next_one_goes_on(up_stack: Stack) -> None:
     stack = up_stack
     up = _up(stack)
-    _until_ready(up)
     children = [pid for pid in servers.descendants(up.pid) if pid != up.pid]
     workers = [row[0] for row in stack.query("SELECT pid FROM workers")]
     assert len(workers) == 4 and set(workers) <= set(children)
 
     runs = stack.submit([f"work {n}" for n in range(60)])
-    victim = workers[0]
-    os.kill(victim, signal.SIGKILL)
-    wait_until(
-        lambda: (
-            victim
-            not in {row[0] for row in stack.query("SELECT pid FROM workers WHERE seen_at > started_at")}
-            or len([pid for pid in servers.descendants(up.pid) if pid in workers]) < 4
-        ),
-        "the dead child is noticed",
-    )
-    up.kill()
-    assert up.wait() == -signal.SIGKILL
+    os.kill(workers[0], signal.SIGKILL)
+    wait_until(partial(_restarted, stack, up, workers), "the dead child is started again", seconds=90)
+    children = [pid for pid in servers.descendants(up.pid) if pid != up.pid]
+    up.signal(signal.SIGKILL)
+    assert up.ended() == -signal.SIGKILL
     wait_until(lambda: _gone(children), "all children end", seconds=3 * 5)
 
     again = _up(stack)
-    _until_ready(again)
     stack.wait_all()
-    again.terminate()
-    assert again.wait(60) == 0
+    again.signal(signal.SIGTERM)
+    assert again.ended() == 0, again.tail()
     assert [stack.story(run)[0] for run in runs] == ["completed None"] * 60
     stack.assert_nothing_is_left()
