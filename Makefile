@@ -49,10 +49,10 @@ demo: setup ## run the recorded conversations through the embedded fleet; goes o
 test: setup ## every test that is not in the opt-in long suite (pytest -m slow)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-chaos: setup ## every fault on every stack, with real servers and kill -9; writes docs/faults.md (half an hour)
+chaos: setup ## every fault on every stack, with real servers and kill -9; writes docs/faults.md (about an hour)
 	@mkdir -p build && rm -f build/faults.jsonl
 	FAULT_RESULTS=build/faults.jsonl TOOLFLEET_REQUIRE=redis,postgresql,rabbitmq $(BIN)/python -m pytest \
-	  -m "slow or not slow" -p no:randomly tests/fault/test_points.py tests/fault/test_outages.py $(PYTEST_ARGS); \
+	  -m "slow or not slow" -p no:randomly tests/fault $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python docs/generate.py --faults build/faults.jsonl && exit $$status
 
 simulate: setup ## run SEEDS=n seeds of the simulation (now: 300)

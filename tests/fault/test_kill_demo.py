@@ -21,7 +21,7 @@ from toolfleet.examples.airline_desk.initial import DATA
 FINISH_S = 600.0
 
 
-def _some_conversations(folder: Path, count: int) -> Path:
+def some_conversations(folder: Path, count: int) -> Path:
     """Every n-th of the carried recordings, so that the test ends soon and still has every kind in it."""
     lines = gzip.decompress((DATA / "airline_conversations.jsonl.gz").read_bytes()).splitlines()
     chosen = lines[:: max(1, len(lines) // count)][:count]
@@ -106,7 +106,7 @@ def _compare(tmp_path: Path, conversations: Path | None, kills: int) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_demo_that_is_killed_again_and_again_ends_with_the_same_results(tmp_path: Path) -> None:
-    _compare(tmp_path, _some_conversations(tmp_path, 24), kills=6)
+    _compare(tmp_path, some_conversations(tmp_path, 24), kills=6)
 
 
 @pytest.mark.slow

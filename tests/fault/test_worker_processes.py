@@ -29,6 +29,10 @@ from toolfleet.celery_app import SUBMIT
 
 CELERY = [str(Path(sys.executable).with_name("celery")), "-A", "tests.fault.app:app"]  # as people call it
 BROKERS = pytest.mark.parametrize("kind", ["streams", "rabbitmq"])
+SLOW_ON_RABBITMQ = pytest.mark.parametrize(
+    "kind",
+    ["streams", pytest.param("rabbitmq", marks=pytest.mark.slow)],  # make chaos runs both
+)
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -83,7 +87,7 @@ def test_a_celery_worker_hosts_the_queues_it_is_told_to(kind: str, stacks: dict[
     stack.assert_nothing_is_left()
 
 
-@BROKERS
+@SLOW_ON_RABBITMQ
 def test_another_celery_app_starts_runs_and_gets_their_ids(kind: str, stacks: dict[str, Stack]) -> None:
     stack = stacks[kind]
     other = Celery("other", broker=stack.broker, backend="rpc://" if kind == "rabbitmq" else stack.broker)
@@ -140,7 +144,7 @@ def _ended(stack: Stack, run: str) -> bool:
     return stack.query("SELECT finished_at FROM runs WHERE id = :run", run=run)[0][0] is not None
 
 
-@BROKERS
+@SLOW_ON_RABBITMQ
 def test_sigterm_with_fifty_calls_in_flight_drains_them(kind: str, stacks: dict[str, Stack]) -> None:
     """Trap 15: each is executed once, or comes again; the process leaves with 0 within its grace."""
     stack = stacks[kind]
@@ -164,7 +168,7 @@ def _calls_out(stack: Stack, runs: list[str]) -> bool:
     return bool(stack.query("SELECT count(*) FROM commands WHERE queue = 'exec.low'")[0][0] >= len(runs))
 
 
-@BROKERS
+@SLOW_ON_RABBITMQ
 def test_five_hundred_calls_that_end_at_once_are_all_settled(kind: str, stacks: dict[str, Stack]) -> None:
     """Trap 8: acknowledgements in one burst lose none, and the worker goes on fetching."""
     stack = stacks[kind]
