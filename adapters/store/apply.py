@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from sqlalchemy import (
     Connection,
-    Executable,
+    Insert,
     Table,
+    Update,
     and_,
     bindparam,
     delete,
@@ -59,7 +60,7 @@ from toolfleet.schemas.views import DeadLetter
 Rows = list[dict[str, Any]]
 
 
-def _update(table: Table, keys: Sequence[str], columns: Sequence[str]) -> Executable:
+def _update(table: Table, keys: Sequence[str], columns: Sequence[str]) -> Update:
     """UPDATE by key, for many parameter sets; parameters are `key_<column>` and the columns' names."""
     where = and_(*(table.c[key] == bindparam(f"key_{key}") for key in keys))
     return update(table).where(where).values({name: bindparam(name) for name in columns})
@@ -310,7 +311,7 @@ def read_results(connection: Connection, wanted: Sequence[tuple[RunId, str]]) ->
     return {row["call_id"]: codec.call_result(row) for row in rows}
 
 
-def _many(connection: Connection, statement: Executable, rows: Rows) -> None:
+def _many(connection: Connection, statement: Insert | Update, rows: Rows) -> None:
     if rows:
         execute_many(connection, statement, rows)
 

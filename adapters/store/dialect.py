@@ -8,19 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 from sqlalchemy import (
+    JSON,
+    BindParameter,
     Boolean,
-    ClauseElement,
     Column,
+    ColumnElement,
     Connection,
     Double,
-    Executable,
+    Insert,
+    LargeBinary,
     Table,
     Text,
+    Update,
     bindparam,
+    column,
     func,
     select,
 )
@@ -30,6 +35,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.visitors import replacement_traverse
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 # A reading is several statements about one moment. SQLite has that by itself; on PostgreSQL each statement of READ
@@ -113,12 +119,19 @@ def members(column: Column[Any], parameter: str) -> _Members:
     return _Members(column, bindparam(parameter, type_=_TextList()))
 
 
-def execute_many(connection: Connection, statement: Executable, rows: Sequence[dict[str, Any]]) -> None:
-    """Execute a statement for each row; all rows have the same keys, and values that every driver takes as they are.
+def execute_many(connection: Connection, statement: Insert | Update, rows: Sequence[dict[str, Any]]) -> None:
+    """Execute an INSERT or an UPDATE for each row, in their order; of an UPDATE no two rows mean the same one.
 
-    Same SQL and same errors as `connection.execute`, without its bookkeeping for each row: measured, 4 times less.
+    All rows have the same keys: names of columns, or `key_` and such a name; and values that every driver takes as they
+    are. Same errors as `connection.execute`, without its bookkeeping for each row: measured, 4 times less.
     """
-    sql, positions = _prepared(connection.dialect, statement, tuple(rows[0]))
+    dialect, keys = connection.dialect, tuple(rows[0])
+    if dialect.name == "postgresql" and len(rows) > 1:
+        whole = _set_wise(dialect, statement, keys)
+        if whole is not None:
+            connection.exec_driver_sql(whole, {"rows": orjson.dumps(rows).decode()})
+            return
+    sql, positions = _prepared(dialect, statement, keys)
     if positions is None:
         connection.exec_driver_sql(sql, list(rows))
     else:
@@ -126,11 +139,36 @@ def execute_many(connection: Connection, statement: Executable, rows: Sequence[d
 
 
 @lru_cache(maxsize=256)
+def _set_wise(dialect: Dialect, statement: Insert | Update, keys: tuple[str, ...]) -> str | None:
+    """The statement for all rows at once, which are one JSON parameter; None where a value cannot be said in JSON.
+
+    Against one execution for each row (psycopg sends them in a pipeline), for each row of a hundred: 8 to 12 instead
+    of 35 to 57 us of our CPU, and a third less of the server's. Arrays (unnest) take psycopg longer than either.
+    """
+    table = statement.table
+    assert isinstance(table, Table)
+    columns = {key: table.c[key.removeprefix("key_")] for key in keys}
+    if any(isinstance(one.type, LargeBinary) for one in columns.values()):
+        return None
+    named = [column(key, one.type) for key, one in columns.items()]
+    given = func.json_to_recordset(bindparam("rows", type_=JSON())).table_valued(*named)
+    given = given.render_derived(name="given", with_types=True)
+    if isinstance(statement, Insert):
+        inserted = statement.from_select(list(keys), select(*(given.c[key] for key in keys)))
+        return str(inserted.compile(dialect=dialect))
+
+    def of_the_row(element: Any, **kw: Any) -> ColumnElement[Any] | None:
+        return given.c[element.key] if isinstance(element, BindParameter) else None
+
+    updated = cast(Update, replacement_traverse(statement, {}, of_the_row))
+    return str(updated.compile(dialect=dialect))
+
+
+@lru_cache(maxsize=256)
 def _prepared(
-    dialect: Dialect, statement: Executable, keys: tuple[str, ...]
+    dialect: Dialect, statement: Insert | Update, keys: tuple[str, ...]
 ) -> tuple[str, Callable[[dict[str, Any]], tuple[Any, ...]] | None]:
     """The text, and how a row becomes its parameters; None: the driver takes them by name."""
-    assert isinstance(statement, ClauseElement)
     compiled = statement.compile(dialect=dialect, column_keys=list(keys), for_executemany=True)
     assert isinstance(compiled, SQLCompiler)
     if not compiled.positional:
