@@ -6,13 +6,14 @@ SEEDS ?= 300
 DEMO_OUT ?= demo-out
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test chaos simulate lint fmt docs constraints clean check-python
+.PHONY: help setup demo test chaos simulate bench lint fmt docs constraints clean check-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +58,10 @@ chaos: setup ## every fault on every stack, with real servers and kill -9; write
 
 simulate: setup ## run SEEDS=n seeds of the simulation (now: 300)
 	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)
+
+bench: setup ## measure W3 over every stack (25 minutes; BENCH_ARGS=--quick: 4), write docs/performance.md
+	$(BIN)/python -m benchmarks.w3.run --out benchmarks/w3/bench.json $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.w3.report
 
 lint: setup ## format, lint, types, import rules, generated docs
 	$(BIN)/ruff format --check
