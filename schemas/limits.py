@@ -80,6 +80,7 @@ LEASE_S = 30.0
 LEASE_OVERRUN_S = 30.0  # a process stops renewing a step that is this far past its own deadline
 KEEPER_PERIOD_S = 1.0
 UNSENT_AFTER_S = 2.0  # a due row that nobody published for this long is published by the keeper
+WAITING_MARGIN_S = 10.0  # between the clocks of publishers and broker, where ages of messages are compared
 LOST_AFTER_S = 90.0  # doubled with each send, up to LOST_BACKOFF_MAX times; calls: deadline + LOST_MARGIN_S
 LOST_MARGIN_S = 30.0
 LOST_BACKOFF_MAX = 16

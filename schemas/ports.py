@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from toolfleet.schemas.agents import AgentSpec
@@ -125,10 +126,15 @@ class RunStore(Protocol):
         """T25: extends all in one statement; returns those still held."""
         ...
 
-    async def due_rows(self, *, limit: int, broker: str) -> list[DueRow]:
+    async def due_rows(
+        self, *, limit: int, broker: str, waiting_since_s: Mapping[str, float] = MappingProxyType({})
+    ) -> list[DueRow]:
         """T15: rows due, no token, and either unsent for UNSENT_AFTER_S since they were written (so a row written to be
         due later goes out when it is due), or lost (sent longer ago than lost_after_s, doubled with each further send,
-        at most LOST_BACKOFF_MAX times), or sent before that broker's `reset_at`. Oldest due first."""
+        at most LOST_BACKOFF_MAX times), or sent before that broker's `reset_at`. Oldest due first.
+
+        `waiting_since_s`, by queue: what the broker says of its oldest message nobody has fetched. A row sent after
+        that only waits in a long queue, and is no lost one."""
         ...
 
     async def expired_leases(self, *, limit: int) -> list[tuple[RunId, CommandId, LeaseToken]]: ...
@@ -265,6 +271,11 @@ class MessageLayer(Protocol):
 
     async def depths(self) -> dict[str, int]:
         """Messages per queue, those in flight included."""
+        ...
+
+    async def waiting_since_s(self) -> dict[str, float]:
+        """By queue, when its oldest message that nobody has fetched was published (epoch, the broker's clock). A queue
+        where nothing waits is left out, and so is every queue of a broker that cannot tell."""
         ...
 
     async def aclose(self) -> None: ...

@@ -129,6 +129,10 @@ class RabbitLayer:
         found: dict[str, int] = await self._ask(CountDepths(_future()), self._patience_s)
         return found
 
+    async def waiting_since_s(self) -> dict[str, float]:
+        """A quorum queue does not tell when its messages were published without giving them out."""
+        return {}
+
     async def aclose(self) -> None:
         """Gives back what is unsettled and ends the thread, within CLOSE_S. Closing twice is harmless."""
         self._closed = True

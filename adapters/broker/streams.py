@@ -139,16 +139,12 @@ class StreamsLayer:
         counts = await self._pump.run([*asked, *(("ZCARD", self._held(name)) for name in names)])
         return {name: counts[i] + counts[i + len(names)] for i, name in enumerate(names)}
 
-    async def oldest_s(self) -> dict[str, float]:
-        """When the oldest entry of each queue that has one was published, by the server's clock; seconds."""
+    async def waiting_since_s(self) -> dict[str, float]:
         self._check_open()
         names = list(QUEUE_BY_NAME)
-        found = await self._pump.run([("XRANGE", self._stream(name), "-", "+", "COUNT", 1) for name in names])
-        return {
-            name: int(entries[0][0].partition(b"-")[0]) / 1000
-            for name, entries in zip(names, found, strict=True)
-            if entries
-        }
+        streams = [self._stream(name) for name in names]
+        (found,) = await self._pump.run([("EVAL", script("oldest"), len(streams), *streams, GROUP)])
+        return {name: at_ms / 1000 for name, at_ms in zip(names, found, strict=True) if at_ms}
 
     async def aclose(self) -> None:
         """Waits for reads that are under way, removes its consumers where they hold nothing. Harmless when repeated."""

@@ -8,8 +8,9 @@ simulation makes it fail: before anything is written, or after everything is, wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from toolfleet.adapters.store import rules
@@ -19,7 +20,7 @@ from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.events import Submitted
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
-from toolfleet.schemas.limits import WORKER_FORGOTTEN_S
+from toolfleet.schemas.limits import WAITING_MARGIN_S, WORKER_FORGOTTEN_S
 from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Transition
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
@@ -180,7 +181,9 @@ class MemoryStore:
             (self._runs[run_id], row) for run_id in self._open for row in self._runs[run_id].state.commands
         ]
 
-    async def due_rows(self, *, limit: int, broker: str) -> list[DueRow]:
+    async def due_rows(
+        self, *, limit: int, broker: str, waiting_since_s: Mapping[str, float] = MappingProxyType({})
+    ) -> list[DueRow]:
         now, (_, reset_at) = self._now(), self._brokers.get(broker, ("", None))
         due = [
             DueRow(run.new.run_id, row, dict(run.new.trace))
@@ -188,7 +191,7 @@ class MemoryStore:
             if row.token is None
             and row.due_at <= now
             and (
-                rules.check_at(row, self._written_at[row.id]) <= now
+                (rules.check_at(row, self._written_at[row.id]) <= now and not _waits(row, waiting_since_s))
                 or (row.sent_at is not None and reset_at is not None and row.sent_at < reset_at)
             )
         ]
@@ -386,6 +389,13 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Nothing to close."""
+
+
+def _waits(row: CommandRow, since_s: Mapping[str, float]) -> bool:
+    """Its message is later than the oldest one of its queue that nobody has fetched."""
+    if row.sent_at is None or row.queue not in since_s:
+        return False
+    return row.sent_at > since_s[row.queue] + WAITING_MARGIN_S
 
 
 def _token(row: CommandRow) -> LeaseToken:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, and_, bindparam, select, union_all, update
+from sqlalchemy import Connection, and_, bindparam, or_, select, union_all, update
 
 from toolfleet.adapters.store import codec, rules
 from toolfleet.adapters.store.dialect import execute_many, insert_new, members
 from toolfleet.adapters.store.tables import brokers, calls, commands, runs
+from toolfleet.queues.topology import QUEUE_BY_NAME
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId, new_event_id
+from toolfleet.schemas.limits import WAITING_MARGIN_S
 from toolfleet.schemas.ports import SentMark
 from toolfleet.schemas.views import DueRow, HeldLease
 
@@ -23,12 +25,22 @@ _LATE: Final = select(commands.c.id).where(
     commands.c.token.is_(None), commands.c.check_at <= bindparam("now")
 )
 _WIPED: Final = select(commands.c.id).where(commands.c.token.is_(None), commands.c.sent_at < _RESET_AT)
+# Rows whose message waits unfetched are no lost ones; one number for each queue, so that the statement stays the same.
+_SINCE: Final = {name: f"since_{number}" for number, name in enumerate(QUEUE_BY_NAME)}
+_NEVER: Final = 1e18
+_NOT_WAITING: Final = and_(
+    *(
+        or_(commands.c.queue != name, commands.c.sent_at.is_(None), commands.c.sent_at <= bindparam(since))
+        for name, since in _SINCE.items()
+    )
+)
 DUE: Final = (
     select(commands)
     .where(
         commands.c.id.in_(union_all(_LATE, _WIPED)),
         commands.c.token.is_(None),
         commands.c.due_at <= bindparam("now"),
+        or_(commands.c.sent_at < _RESET_AT, _NOT_WAITING),
     )
     .order_by(commands.c.due_at, commands.c.id)
     .limit(bindparam("limit"))
@@ -91,8 +103,12 @@ NEW_BROKER: Final = insert_new(brokers)
 RESET: Final = update(brokers).where(brokers.c.name == bindparam("broker")).values(reset_at=bindparam("now"))
 
 
-def due_rows(connection: Connection, now: float, *, limit: int, broker: str) -> list[DueRow]:
-    asked = {"now": now, "limit": limit, "broker": broker}
+def due_rows(
+    connection: Connection, now: float, *, limit: int, broker: str, waiting_since_s: Mapping[str, float]
+) -> list[DueRow]:
+    asked: dict[str, Any] = {"now": now, "limit": limit, "broker": broker}
+    for name, since in _SINCE.items():
+        asked[since] = waiting_since_s[name] + WAITING_MARGIN_S if name in waiting_since_s else _NEVER
     return [
         DueRow(RunId(row["run_id"]), codec.command_row(row), orjson.loads(row["body"])["trace"])
         for row in connection.execute(DUE, asked).mappings()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -115,8 +116,12 @@ class SqlStore:
 
     # -- what the keeper asks ------------------------------------------------------------------------------------------
 
-    async def due_rows(self, *, limit: int, broker: str) -> list[DueRow]:
-        return await self._read_now(relay.due_rows, limit=limit, broker=broker)
+    async def due_rows(
+        self, *, limit: int, broker: str, waiting_since_s: Mapping[str, float] = MappingProxyType({})
+    ) -> list[DueRow]:
+        return await self._read_now(
+            relay.due_rows, limit=limit, broker=broker, waiting_since_s=waiting_since_s
+        )
 
     async def expired_leases(self, *, limit: int) -> list[tuple[RunId, CommandId, LeaseToken]]:
         return await self._read_now(relay.expired_leases, limit=limit)

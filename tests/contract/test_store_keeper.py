@@ -17,10 +17,11 @@ from tests.contract.store_bench import (
 )
 from toolfleet.schemas.events import CallLeased, CallRetry, HandedBack
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId, new_token
-from toolfleet.schemas.limits import LOST_AFTER_S, LOST_BACKOFF_MAX, UNSENT_AFTER_S
+from toolfleet.schemas.limits import LOST_AFTER_S, LOST_BACKOFF_MAX, UNSENT_AFTER_S, WAITING_MARGIN_S
 from toolfleet.schemas.outcomes import CallOutcome
 from toolfleet.schemas.ports import SentMark
 from toolfleet.schemas.results import CallResult
+from toolfleet.schemas.views import DueRow
 
 pytestmark = over_every_store
 open_bench = each_store
@@ -54,6 +55,44 @@ def test_an_unsent_row_is_published_once_it_is_due_for_a_while(open_bench: OpenB
         assert (due.run_id, due.row.id, due.trace) == (new.run_id, _decide(new.run_id), new.trace)
 
     play(story, open_bench, tmp_path)
+
+
+def test_a_row_whose_message_still_waits_in_its_queue_is_not_lost(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async def story(bench: Bench) -> None:
+        new = await bench.accepted()
+        (due,) = await _after(bench, UNSENT_AFTER_S + 0.1)
+        sent_at = bench.clock.now
+        await _mark(bench, due.row.id, due.row.due_at)
+        bench.clock.advance(10 * LOST_AFTER_S)
+        await bench.written()
+
+        async def found(since: float | None) -> list[CommandId]:
+            waiting = {} if since is None else {due.row.queue: since}
+            rows = await bench.store.due_rows(limit=10, broker=BROKER, waiting_since_s=waiting)
+            return [one.row.id for one in rows]
+
+        lost = [_decide(new.run_id)]
+        assert await found(None) == lost
+        assert await found(sent_at) == lost, "it may be the one that was fetched last: clocks differ"
+        assert await found(sent_at - WAITING_MARGIN_S - 1) == []
+        other = await bench.store.due_rows(
+            limit=10, broker=BROKER, waiting_since_s={"exec.low": sent_at - 1000}
+        )
+        assert len(other) == 1, "another queue says nothing about it"
+        await bench.store.broker_marker(BROKER)
+        await bench.store.note_broker_reset(BROKER)
+        assert await found(sent_at - WAITING_MARGIN_S - 1) == lost, (
+            "what was sent before a wipe waits nowhere"
+        )
+
+    play(story, open_bench, tmp_path)
+
+
+async def _after(bench: Bench, seconds: float) -> list[DueRow]:
+    bench.clock.advance(seconds)
+    return await bench.store.due_rows(limit=10, broker=BROKER)
 
 
 def test_the_oldest_due_rows_come_first_and_no_more_than_asked_for(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tests.simulation.faults import Faults
@@ -111,8 +111,12 @@ class StorePort:
     async def agent(self, name: str, version: str | None = None) -> AgentSpec | None:
         return await self._read(lambda: self._store.agent(name, version))
 
-    async def due_rows(self, *, limit: int, broker: str) -> list[DueRow]:
-        return await self._read(lambda: self._store.due_rows(limit=limit, broker=broker))
+    async def due_rows(
+        self, *, limit: int, broker: str, waiting_since_s: Mapping[str, float]
+    ) -> list[DueRow]:
+        return await self._read(
+            lambda: self._store.due_rows(limit=limit, broker=broker, waiting_since_s=waiting_since_s)
+        )
 
     async def expired_leases(self, *, limit: int) -> list[tuple[RunId, CommandId, LeaseToken]]:
         return await self._read(lambda: self._store.expired_leases(limit=limit))
@@ -297,6 +301,9 @@ class LayerPort:
     async def depths(self) -> dict[str, int]:
         await self._pass()
         return await self._broker.layer.depths()
+
+    async def waiting_since_s(self) -> dict[str, float]:
+        return await self._broker.layer.waiting_since_s()
 
     async def aclose(self) -> None:
         """The broker outlives its users."""

@@ -17,8 +17,12 @@ RELAY_BATCH = 500
 async def relay(store: RunStore, layer: MessageLayer, publisher: Publisher, point: Point) -> int:
     """T15: publish first, then mark. Returns how many rows went out."""
     sent = 0
+    try:
+        waiting = await layer.waiting_since_s()
+    except BrokerUnavailable:
+        return 0  # nothing could be published
     while True:
-        due = await store.due_rows(limit=RELAY_BATCH, broker=layer.name)
+        due = await store.due_rows(limit=RELAY_BATCH, broker=layer.name, waiting_since_s=waiting)
         if not due:
             return sent
         await point("keeper.before_publish")
