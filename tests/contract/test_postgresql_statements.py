@@ -1,4 +1,4 @@
-"""Rows that are written together, as one JSON parameter, are those that would be written one by one."""
+"""Rows written together, as one JSON parameter, are those that would be written one by one; and plans and tables."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, select, text
 
 from tests import servers
 from toolfleet.adapters.store import apply, relay
 from toolfleet.adapters.store.dialect import execute_many
 from toolfleet.adapters.store.engine import open_engine
-from toolfleet.adapters.store.tables import calls, commands, dead, items, runs, steps, usage
+from toolfleet.adapters.store.tables import calls, commands, dead, items, metadata, runs, steps, usage
 
 TEXTS: Final = (
     "",
@@ -162,3 +164,34 @@ def test_marks_of_many_rows_and_letters_with_bytes_are_written(connection: Conne
 
     assert sent == {row["id"]: 3 for row in rows[:3]}
     assert bodies == [b"\x00\xff{"] * 3
+
+
+def test_the_migrations_make_what_the_tables_say(connection: Connection) -> None:
+    assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    connection.rollback()
+
+
+WAITING: Final = """
+    INSERT INTO commands (id, run_id, turn, queue, due_at, sent_at, sends, lost_after_s, check_at, deaths, token,
+                          lease_until, body)
+    SELECT 'call_' || i, 'run_' || i, 1, 'exec.low', i, i, 1, 90, 1e9 + i, 0, CASE WHEN i % 500 = 0 THEN 't' END,
+           CASE WHEN i % 500 = 0 THEN 1e9 + i END, '{}'
+    FROM generate_series(1, 20000) i
+"""
+
+
+@pytest.mark.parametrize("asked", ["DUE", "EXPIRED", "HELD", "HOLDERS", "MARKED"])
+def test_a_long_queue_of_rows_that_only_wait_is_not_read_through(connection: Connection, asked: str) -> None:
+    statement = getattr(relay, asked).compile(dialect=connection.dialect)
+    given = {"now": 500.0, "limit": 100, "broker": "b", "ids": [f"call_{n}" for n in range(100)]}
+
+    with connection.begin() as transaction:
+        connection.execute(text(WAITING))
+        connection.execute(text("ANALYZE commands"))
+        found = connection.exec_driver_sql(
+            f"EXPLAIN {statement}", {name: given.get(name, own) for name, own in statement.params.items()}
+        )
+        plan = [line for (line,) in found]
+        transaction.rollback()
+
+    assert not any("Seq Scan on commands" in line for line in plan), plan
