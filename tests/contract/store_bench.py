@@ -187,6 +187,13 @@ async def opened(url: str, machine: Machine = MACHINE, **options: Any) -> AsyncI
         await store.aclose()
 
 
+async def accepted(store: SqlStore, **fields: Any) -> NewRun:
+    """A run that was submitted."""
+    new = new_run(**fields)
+    await store.submit([new])
+    return new
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Asks, in a thread, until it is so."""
     async with asyncio.timeout(WAIT_S):
