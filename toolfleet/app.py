@@ -20,6 +20,7 @@ from sqlalchemy.engine import make_url
 from toolfleet.adapters.broker.memory import MemoryLayer
 from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.folder_lock import FolderLock
+from toolfleet.adapters.store.engine import READERS
 from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.adapters.tools.python_function import PythonTools
 from toolfleet.brokers import open_codec, refuse_unsafe_numbers
@@ -46,9 +47,12 @@ GATED_TIERS = (Tier.HIGH, Tier.IRREVERSIBLE)
 LOOK_S: Final = 15.0
 
 
-def open_store(settings: Settings) -> SqlStore:
-    """The store of these settings. Raises NotMigrated, NewerSchema, StoreUnavailable when it is used first."""
-    return SqlStore(settings.database, MACHINE)
+def open_store(settings: Settings, *, role: str = "client", readers: int = READERS) -> SqlStore:
+    """The store of these settings. Raises NotMigrated, NewerSchema, StoreUnavailable when it is used first.
+
+    `role` and `readers`: what its connections are called, and how many read at a time (docs/postgresql.md).
+    """
+    return SqlStore(settings.database, MACHINE, role=role, readers=readers)
 
 
 def check_tiers(registry: Registry, settings: Settings) -> list[str]:

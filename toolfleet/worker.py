@@ -11,6 +11,7 @@ from typing import Any, Final
 import structlog
 
 from toolfleet.adapters.clock import SystemClock
+from toolfleet.adapters.store.engine import READERS
 from toolfleet.adapters.tools.python_function import PythonTools
 from toolfleet.app import check_tiers, longest_step_s, open_store
 from toolfleet.brokers import open_codec, open_layer, refuse_unsafe
@@ -30,6 +31,8 @@ from toolfleet.workers.publisher import Publisher
 
 log = structlog.get_logger("toolfleet.worker")
 
+# Reading connections: an executor looks calls up before it runs them, a decision reads a conversation and an agent.
+READERS_OF: Final = {Role.DECISION.value: 2, Role.EXECUTOR.value: 4, Role.COLLECTOR.value: 1, KEEPER: 1}
 LOOK_EVERY: Final = 3  # beats: the question what is outstanding reads every row of `commands`
 STUCK_BEATS: Final = 2  # a worker that is stuck at that many looks in a row says so and ends
 
@@ -72,7 +75,9 @@ class Worker:
         self._stuck = ""
         self._stopping = False
         self.instruments = Instruments(settings, tools=registry.tools)
-        self.store: RunStore = self.instruments.observe(open_store(settings))
+        self.store: RunStore = self.instruments.observe(
+            open_store(settings, role=_names(self.queues), readers=_readers(self.queues))
+        )
 
     @property
     def publisher(self) -> Publisher:
@@ -210,3 +215,18 @@ class Worker:
 
     def _ready(self) -> dict[str, Any]:
         return {"ok": not self._stopping and self._beating is not None, "roles": self.queues}
+
+
+def _kinds(queues: Collection[str]) -> list[str]:
+    """The roles behind these queues, in the order of a turn, and the keeper."""
+    kinds = [role.value for role in Role if not set(queues).isdisjoint(queues_of(role))]
+    return [*kinds, *([KEEPER] if KEEPER in queues else [])]
+
+
+def _names(queues: Collection[str]) -> str:
+    return "+".join(_kinds(queues))
+
+
+def _readers(queues: Collection[str]) -> int:
+    """Reading connections of a process with these roles."""
+    return min(READERS, sum(READERS_OF.get(kind, 1) for kind in _kinds(queues)))

@@ -58,7 +58,8 @@ PG_KEEPALIVES: Final = {
 APPLICATION: Final = "toolfleet"
 # No prepared statements: a pooler in transaction mode gives the next transaction to a server that does not know them
 # (pgbouncer: from 1.21 on it keeps account of them), and their plans outlive the moment: our busiest tables are nearly
-# empty or very full. Measured: nothing at batches of a hundred, up to a third of the server's CPU at batches of one.
+# empty or very full. Measured: nothing at batches of a hundred; a fifth to a half of the server's CPU at batches of
+# one (two noisy rounds).
 PREPARE_THRESHOLD: Final = None
 
 POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
