@@ -38,7 +38,6 @@ from toolfleet.telemetry import Instruments
 from toolfleet.workers.keeper.leases import take_over
 from toolfleet.workers.keeper.relay import heal_wipe
 from toolfleet.workers.machine import MACHINE
-from toolfleet.workers.points import unarmed
 from toolfleet.workers.publisher import Publisher
 
 log = structlog.get_logger("toolfleet.app")
@@ -109,6 +108,7 @@ class EmbeddedFleet:
     async def _start(self) -> None:
         settings = self._settings
         clock = SystemClock()
+        point = armed(settings.fault_point)
         self._tools = PythonTools(self._registry.tools, children=settings.children)
         self._layer = MemoryLayer()
         self._roles = Roles(
@@ -119,14 +119,14 @@ class EmbeddedFleet:
             tools=self._tools,
             clock=clock,
             settings=settings,
-            point=armed(settings.fault_point),
+            point=point,
             longest_s=longest_step_s(self._registry),
             telemetry=self.instruments.telemetry,
         )
         self.instruments.watch(self._roles.progress, lambda: self.dropped)
         self.instruments.start()
         await self.store.register_agents(list(self._registry.agents.values()))
-        await heal_wipe(self.store, self._layer, unarmed)
+        await heal_wipe(self.store, self._layer, point)
         await take_over(self.store, self._roles.publisher, self._could_kill)
         self._roles.start()
         if settings.health_port is not None:

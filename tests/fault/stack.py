@@ -26,6 +26,7 @@ from toolfleet import Fleet, Lane, RunRequest, ScriptedModel
 from toolfleet.adapters.store.engine import parse_url
 from toolfleet.adapters.store.migrate import upgrade
 from toolfleet.schemas.conversation import MergeItem
+from toolfleet.schemas.errors import StoreUnavailable
 from toolfleet.schemas.ids import RunId
 from toolfleet.settings import Settings
 
@@ -214,6 +215,12 @@ class Stack:
 
     def story(self, run_id: str) -> tuple[str, ...]:
         """Everything the conversation holds, without what differs from run to run."""
+        for _ in range(5):
+            with suppress(StoreUnavailable):  # our own connections were cut as well; each is noticed once
+                return self._story(run_id)
+        return self._story(run_id)
+
+    def _story(self, run_id: str) -> tuple[str, ...]:
         fleet = self.fleet()
         view = fleet._run(fleet.client().get(run_id))
         told = [f"{view.state.status} {view.state.reason}"]
