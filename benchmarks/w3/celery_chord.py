@@ -21,7 +21,16 @@ import redis
 from celery import Celery, chord
 from openai import OpenAI
 
-from benchmarks.w3.shape import DESCRIPTIONS, INSTRUCTIONS, MODEL, TOOL_NAMES, Shape, result, schema
+from benchmarks.w3.shape import (
+    DESCRIPTIONS,
+    FINAL_TEXT,
+    INSTRUCTIONS,
+    MODEL,
+    TOOL_NAMES,
+    Shape,
+    result,
+    schema,
+)
 
 REDIS: Final = os.environ.get("W3_REDIS", "redis://127.0.0.1:6379/0")
 ENDED: Final = "w3:ended"  # a list: one entry for each run that ended
@@ -90,7 +99,9 @@ def batch(shape: Shape, *, n: int, limit_s: float) -> dict[str, Any]:
     while len(seconds) < n:
         found = ended().blpop([ENDED], timeout=2)
         if found is not None:
-            seconds.append(json.loads(found[1])["at"] - began_at)
+            told = json.loads(found[1])
+            assert told["text"] == FINAL_TEXT, told
+            seconds.append(told["at"] - began_at)
         elif time.time() - began_at > limit_s:
             raise TimeoutError(f"{len(seconds)} of {n} runs ended in {limit_s:g} s")
     seconds.sort()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # PostgreSQL's backends hand in what they counted when they go idle, ten seconds later at the latest
 # (PGSTAT_IDLE_INTERVAL in its pgstat.c).
 STATS_S: Final = 11.0
+SEEN_MIN: Final = 0.01  # for one run; what is rarer belongs to the fleet and not to the run
 _OF_DATABASE: Final = (
     "xact_commit",
     "xact_rollback",
@@ -80,6 +81,8 @@ def _postgres(url: str) -> dict[str, float]:
         for (name,) in tables:
             count = connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()  # type: ignore[call-overload]
             told[f"table {name}"] = float(count[0]) if count else 0.0
+        scans = connection.execute("SELECT relname, seq_tup_read FROM pg_stat_user_tables").fetchall()
+        told |= {f"rows scanned without an index: {name}": float(rows) for name, rows in scans}
     return told
 
 
@@ -123,7 +126,7 @@ def per_run(
     found = {}
     for name, value in after.items():
         used = value - before.get(name, 0.0) - max(0.0, idle.get(name, 0.0))
-        if used > 0:
+        if used / n >= SEEN_MIN:
             found[name] = round(used / n, 3)
     return found
 

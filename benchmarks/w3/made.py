@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import time
 from contextlib import suppress
@@ -75,7 +76,8 @@ def _server(kind: str) -> str:
     if kind == "rabbitmq":
         found = sorted(Path(program).parent.parent.glob("lib/rabbitmq_server-*"))
         return found[-1].name.rpartition("-")[2] if found else "unknown"
-    return _said(program, "--version")
+    found = re.search(r"\d+\.\d[\d.]*", _said(program, "--version"))
+    return found.group() if found else "unknown"
 
 
 def _said(*command: str) -> str:

@@ -241,7 +241,7 @@ def _counted(bench: Figures) -> str:
     text += (
         "\nDifferences of the servers' own counters (`pg_stat_database`, transaction numbers, `INFO commandstats`,\n"
         "RabbitMQ's global counters, `SqlStore.commits`) around a round, less what an idle stack counts in as much time.\n"
-        "Commands inside scripts are counted too.\n"
+        "Commands inside scripts are counted too, and so is the driver's question for open runs, which scans `runs`.\n"
     )
     seen = bench.get("bytes", {}).get("streams", {})
     if "bytes" in seen:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from benchmarks.w3.safety import refuse_unsafe
 from benchmarks.w3.shape import BUSY, SLOW, Shape, without_http
 from benchmarks.w3.stacks import STACKS, Stack, StackFailed, missing, model_server, stack_of
 
-WARM: Final = 20
+WARM: Final = 50  # connections are open, statements compiled, code paths known
 SLOW_PROCESSES: Final = 16  # of celery in the slow batch: with two, 2,000 runs would take 12 minutes
 IDLE_S: Final = 5.0
 
@@ -134,7 +135,7 @@ class Bench:
             figures: dict[str, Any] = measure()
         except profiling.NoProfiler as exc:
             return {"left_out": str(exc)}
-        except (rounds.RoundFailed, StackFailed, OSError) as exc:
+        except (rounds.RoundFailed, StackFailed, OSError, subprocess.SubprocessError) as exc:
             return {"failed": f"{type(exc).__name__}: {exc}"[:2000]}
         return {**figures, "took_s": time.monotonic() - started}
 
@@ -147,7 +148,7 @@ class Bench:
         for kind, stack in self.stacks.items():
             rounds.batch(stack, self.model, BUSY, min(WARM, self.plan.n))
             refuse_unsafe(stack)
-            self.tried("idle", kind, lambda s=stack: rounds.idle(s, IDLE_S if self.plan.n > WARM else 0.5))
+            self.tried("idle", kind, lambda s=stack: rounds.idle(s, IDLE_S if self.plan.n >= WARM else 0.5))
 
     def overhead(self) -> None:
         """Interleaved: what the machine does beside it meets all stacks alike."""

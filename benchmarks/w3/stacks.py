@@ -167,6 +167,7 @@ class Stack:
                 stderr=out,
                 env=self.environment(),
                 cwd=ROOT,
+                start_new_session=True,  # Ctrl-C reaches the harness, which takes the stack down in order
             )
         return Process(kind, popen, log)
 
@@ -268,6 +269,7 @@ def model_server() -> Iterator[tuple[str, int]]:
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
     )
     assert process.stdout is not None and process.stdin is not None
     try:
