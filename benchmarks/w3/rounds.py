@@ -27,6 +27,7 @@ TAIL_S: Final = 0.3  # after the last run: acknowledgements and marks belong to 
 KILLED_AT: Final = 0.4  # of the undisturbed wall
 LIMIT_S: Final = 300.0  # one batch takes no longer, whatever time is left
 LIMIT_MIN_S: Final = 30.0
+FAULT_LIMIT_S: Final = 90.0  # three leases: what a fault takes is what is measured
 
 
 class RoundFailed(Exception):
@@ -190,7 +191,7 @@ def killed(stack: Stack, model: Model, n: int) -> dict[str, Any]:
     asked = model.counts()["model_calls"]
     victim = next(worker for worker in stack.workers if worker.kind == "decide")
     with ThreadPoolExecutor(1) as pool:
-        going = pool.submit(stack.ask, "batch", n=n, shape=as_json(SLOW), limit_s=model.limit_s)
+        going = pool.submit(stack.ask, "batch", n=n, shape=as_json(SLOW), limit_s=FAULT_LIMIT_S)
         time.sleep(max(0.4, undisturbed["wall_s"] * KILLED_AT))
         held = stack.query(
             "SELECT count(*) FROM commands WHERE token IS NOT NULL AND owner LIKE %s",
