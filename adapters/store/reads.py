@@ -93,10 +93,12 @@ def _chain() -> Any:
 
 
 _ancestry = _chain()
-CONVERSATION: Final = (
-    select(items.c.body)
-    .join(_ancestry, _ancestry.c.id == items.c.run_id)
-    .order_by(_ancestry.c.depth.desc(), items.c.seq)
+ANCESTRY: Final = select(_ancestry.c.id).order_by(_ancestry.c.depth.desc())
+# By the key of `items`: joined with the ancestry, whose length no planner can guess, the whole table was read.
+BODIES: Final = (
+    select(items.c.run_id, items.c.body)
+    .where(members(items.c.run_id, "run_ids"))
+    .order_by(items.c.run_id, items.c.seq)
 )
 RUN_IDS: Final = select(runs.c.id).order_by(runs.c.id.desc()).limit(bindparam("limit"))
 FINISHED: Final = select(runs.c.id).where(members(runs.c.id, "run_ids"), runs.c.finished_at.is_not(None))
@@ -156,9 +158,13 @@ def conversation(connection: Connection, run_id: RunId) -> Conversation | None:
     info = infos(connection, [run_id]).get(run_id)
     if info is None:
         return None
-    found: list[Item] = [
-        codec.item_of(body) for (body,) in connection.execute(CONVERSATION, {"run_id": run_id})
-    ]
+    chain = [run_id]
+    if info.previous_run_id is not None:
+        chain = [RunId(id_) for (id_,) in connection.execute(ANCESTRY, {"run_id": run_id})]
+    bodies: dict[str, list[str]] = {one: [] for one in chain}
+    for of_run, body in connection.execute(BODIES, {"run_ids": chain}):
+        bodies[of_run].append(body)
+    found: list[Item] = [codec.item_of(body) for one in chain for body in bodies[one]]
     return Conversation(info, tuple(found))
 
 

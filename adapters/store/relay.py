@@ -19,12 +19,6 @@ from toolfleet.schemas.ports import SentMark
 from toolfleet.schemas.views import DueRow, HeldLease
 
 _RESET_AT: Final = select(brokers.c.reset_at).where(brokers.c.name == bindparam("broker")).scalar_subquery()
-# A union, not an OR: each half is answered by its own partial index, so that a long queue of rows that only wait
-# costs nothing (SQLite scans all of them for the OR).
-_LATE: Final = select(commands.c.id).where(
-    commands.c.token.is_(None), commands.c.check_at <= bindparam("now")
-)
-_WIPED: Final = select(commands.c.id).where(commands.c.token.is_(None), commands.c.sent_at < _RESET_AT)
 # Rows whose message waits unfetched are no lost ones; one number for each queue, so that the statement stays the same.
 _SINCE: Final = {name: f"since_{number}" for number, name in enumerate(QUEUE_BY_NAME)}
 _NEVER: Final = 1e18
@@ -34,17 +28,15 @@ _NOT_WAITING: Final = and_(
         for name, since in _SINCE.items()
     )
 )
-DUE: Final = (
-    select(commands)
-    .where(
-        commands.c.id.in_(union_all(_LATE, _WIPED)),
-        commands.c.token.is_(None),
-        commands.c.due_at <= bindparam("now"),
-        or_(commands.c.sent_at < _RESET_AT, _NOT_WAITING),
-    )
-    .order_by(commands.c.due_at, commands.c.id)
-    .limit(bindparam("limit"))
-)
+_WIPED: Final = commands.c.sent_at < _RESET_AT
+_OPEN: Final = and_(commands.c.token.is_(None), commands.c.due_at <= bindparam("now"))
+# A union, not an OR: each half is answered by its own partial index, so that a long queue of rows that only wait
+# costs nothing (SQLite scans all of them for the OR). The halves have no row in common.
+_due = union_all(
+    select(commands).where(_OPEN, commands.c.check_at <= bindparam("now"), or_(_WIPED, _NOT_WAITING)),
+    select(commands).where(_OPEN, commands.c.check_at > bindparam("now"), _WIPED),
+).subquery("due")
+DUE: Final = select(_due).order_by(_due.c.due_at, _due.c.id).limit(bindparam("limit"))
 EXPIRED: Final = (
     select(commands.c.run_id, commands.c.id, commands.c.token)
     .where(commands.c.token.is_not(None), commands.c.lease_until < bindparam("now"))

@@ -76,7 +76,7 @@ async def long(ctx: ToolContext, n: int) -> int:
 @tool(tier="medium", effect=True, timeout_s=60.0)
 def long_record(ctx: ToolContext, n: int) -> int:
     """Write, for longer than any lease or claim here; not idempotent."""
-    time.sleep(7.0)
+    time.sleep(7.0)  # the work itself: longer than the lease of 3 s and the claim of 2 s
     return _asked(ctx.idempotency_key)
 
 
@@ -106,7 +106,7 @@ async def kill_worker(n: int) -> int:
 @tool(timeout_s=2.0, attempts_max=1)
 def hang(n: int) -> int:
     """Does not come back."""
-    time.sleep(600)
+    time.sleep(600)  # a tool that hangs: its deadline of 2 s ends it
     return n
 
 

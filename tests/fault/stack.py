@@ -51,7 +51,7 @@ def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = RECO
             return found
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.05)
+        time.sleep(0.05)  # between two looks at another process; the deadline above bounds them
 
 
 @dataclass(slots=True)

@@ -43,12 +43,12 @@ def crash(a: int) -> int:
 
 @app.task(name="billing.slow")
 def slow(a: int) -> int:
-    time.sleep(1.0)
+    time.sleep(1.0)  # a task that takes its time, in a worker of its own
     return a
 
 @app.task(name="billing.endless")
 def endless(a: int) -> int:
-    time.sleep(600)
+    time.sleep(600)  # a task that hangs: the deadline of its call ends the wait
 '''
 
 
