@@ -89,6 +89,7 @@ MESSAGE_BYTES_MAX = 64_000
 RESULT_BYTES_INLINE = 32_000  # a larger result is stored by the executor, its message carries ids only
 ARGUMENTS_BYTES_MAX = 256_000
 WORKER_BEAT_S = 5.0  # how often a worker process says that it is there
+WORKER_SILENT_S = 30.0  # several beats; then a worker is not counted on
 WORKER_FORGOTTEN_S = 24 * 3600.0  # a worker silent for this long is not listed any more
 HOLD_NEWER_S = 3600.0  # how long a message of a newer version is held before it is a dead letter
 HOLD_DELAY_S = 5.0

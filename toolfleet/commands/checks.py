@@ -21,6 +21,7 @@ from toolfleet.brokers import is_embedded, open_codec, refuse_unsafe
 from toolfleet.commands.place import Place, database_file, holder, locate, require_migrated, shown
 from toolfleet.roles import ALL_ROLES
 from toolfleet.schemas.errors import ToolfleetError
+from toolfleet.schemas.limits import WORKER_SILENT_S
 from toolfleet.schemas.views import WorkerView
 from toolfleet.settings import Settings, load_settings
 
@@ -29,7 +30,6 @@ DISK_FAIL_BYTES = 100_000_000  # an SQLite database that cannot grow stops every
 DISK_WARN_BYTES = 1_000_000_000
 LATE_S = 60.0  # the keeper publishes what is due every second
 DATABASE_TIMEOUT_S = 10.0
-SILENT_S = 30.0  # several beats of a worker process
 
 Status = Literal["OK", "WARN", "FAIL"]
 
@@ -90,7 +90,9 @@ async def examine(app: str | None, database: str | None) -> Report:
         counts = await _counts(place.settings)
         findings += _pragmas(place.settings)
         workers = await _workers(place.settings)
-        running = _holder(place.settings) is not None or any(view.silent_s < SILENT_S for view in workers)
+        running = _holder(place.settings) is not None or any(
+            view.silent_s < WORKER_SILENT_S for view in workers
+        )
         findings += _of_counts(counts, running=running)
         findings += await _shared(place.settings, workers)
     findings += [*_file(place.settings), *_fleet(place.settings), _model(place)]
@@ -266,9 +268,9 @@ async def _shared(settings: Settings, workers: list[WorkerView]) -> list[Finding
     bad = [
         f"{view.beat.host}:{view.beat.pid} {view.beat.state.get('stuck') or f'silent for {view.silent_s:.0f} s'}"
         for view in workers
-        if view.beat.state.get("stuck") or view.silent_s > SILENT_S
+        if view.beat.state.get("stuck") or view.silent_s > WORKER_SILENT_S
     ]
-    served = {role for view in workers if view.silent_s < SILENT_S for role in view.beat.roles}
+    served = {role for view in workers if view.silent_s < WORKER_SILENT_S for role in view.beat.roles}
     missing = [role for role in ALL_ROLES if role not in served]
     if bad:
         found = Finding(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from toolfleet.commands.options import Database
+from toolfleet.commands.options import Database, Workers
 
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Folder for results; the same one goes on where it was.")
@@ -21,12 +21,6 @@ Broker = Annotated[
     str | None,
     typer.Option(
         "--broker", metavar="URL", help="redis://… or amqp://…: every role is a process of its own."
-    ),
-]
-Workers = Annotated[
-    int,
-    typer.Option(
-        "--workers", min=1, max=64, help="Processes for decisions, and as many for tools (with a broker)."
     ),
 ]
 BaseUrl = Annotated[

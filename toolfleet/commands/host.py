@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from toolfleet.brokers import is_embedded
 from toolfleet.commands.place import Place, holder, shown
+from toolfleet.schemas.limits import WORKER_SILENT_S
 
 if TYPE_CHECKING:
     from toolfleet.client import Client
     from toolfleet.fleet import Fleet
 
 LOOK_AGAIN_S = 1.0
-SILENT_S = 30.0  # several beats of a worker process
 
 
 class Host:
@@ -56,7 +56,7 @@ class Host:
     async def _join_shared(self) -> None:
         """Worker processes of a shared broker carry the run; the keeper sends it if nobody else can."""
         client = self._remote_client()
-        listed = [view for view in await client.store.workers() if view.silent_s < SILENT_S]
+        listed = [view for view in await client.store.workers() if view.silent_s < WORKER_SILENT_S]
         if not listed:
             self.tell(
                 "no worker process is listed: the run waits until one is started (toolfleet up, toolfleet worker)"

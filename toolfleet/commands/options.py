@@ -36,6 +36,12 @@ Approvals = Annotated[
     Literal["required", "off"] | None,
     typer.Option("--approvals", help="off: tools above tier medium run without asking anybody."),
 ]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--workers", min=1, max=64, help="Processes for decisions, and as many for tools (with a broker)."
+    ),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON document on stdout; errors as JSON on stderr.")
 ]

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,19 +17,12 @@ from toolfleet.commands.terminal import note, print_text
 if TYPE_CHECKING:
     from toolfleet.fleet import Fleet
 
-Workers = Annotated[
-    int,
-    typer.Option(
-        "--workers", min=1, max=64, help="Processes for decisions, and as many for tools (with a broker)."
-    ),
-]
-
 
 def up(
     app: options.App = None,
     database: options.Database = None,
     broker: options.Broker = None,
-    workers: Workers = 1,
+    workers: options.Workers = 1,
     approvals: options.Approvals = None,
 ) -> None:
     """Run a whole fleet in the foreground; Ctrl-C or SIGTERM drains and stops it, a second one stops at once.

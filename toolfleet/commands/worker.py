@@ -16,6 +16,7 @@ import typer
 from toolfleet.commands import exits, options
 from toolfleet.commands.place import locate, opened
 from toolfleet.commands.terminal import Column, print_json, print_table
+from toolfleet.schemas.limits import WORKER_SILENT_S
 from toolfleet.schemas.outcomes import Lane, Tier
 from toolfleet.supervisor import UP_BROKER, UP_DATABASE, UP_PID
 
@@ -23,7 +24,6 @@ app = typer.Typer(help="Worker processes of the fleet.", no_args_is_help=True)
 
 ORPHAN_DRAIN_S: Final = 2.5  # of a worker whose `up` was killed: it hands back its leases and ends
 ORPHAN_END_S: Final = 4.0
-SILENT_S: Final = 30.0  # several beats; then a worker is listed as silent
 
 
 class RoleName(StrEnum):
@@ -178,7 +178,7 @@ async def _ls(app: str | None, database: str | None, as_json: bool) -> None:
 
 
 def _condition(view: Any) -> str:
-    if view.silent_s > SILENT_S:
+    if view.silent_s > WORKER_SILENT_S:
         return f"silent for {view.silent_s:.0f} s"
     return str(view.beat.state.get("stuck") or "ok")
 
