@@ -200,7 +200,7 @@ def is_infrastructure(exc: BaseException) -> bool:
     """The database cannot be used at the moment, whatever the statement was."""
     if isinstance(exc, PoolTimeout):
         return True
-    if isinstance(exc, DBAPIError) and exc.connection_invalidated:
+    if is_cut(exc):
         return True
     state = sqlstate(exc)
     if (
@@ -210,6 +210,11 @@ def is_infrastructure(exc: BaseException) -> bool:
     if isinstance(exc, OperationalError) or type(exc) is DatabaseError:  # the latter: a file that is damaged
         return True
     return isinstance(exc, InterfaceError) and exc.statement is None
+
+
+def is_cut(exc: BaseException) -> bool:
+    """The connection is gone; a new one may do."""
+    return isinstance(exc, DBAPIError) and exc.connection_invalidated
 
 
 def is_passing(exc: BaseException) -> bool:

@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
-from toolfleet.adapters.store.engine import WRITING, is_infrastructure, is_passing, unavailable
+from toolfleet.adapters.store.engine import WRITING, is_cut, is_infrastructure, is_passing, unavailable
 from toolfleet.schemas.errors import StoreUnavailable
 from toolfleet.schemas.ports import SentMark
 
@@ -86,6 +86,7 @@ class Writer:
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
     _connection: Connection | None = None
+    _committing: bool = False  # whether a failure now leaves open what became of the transaction
     _closing: bool = False
     _marks_pause_s: float = MARKS_IDLE_S
 
@@ -206,24 +207,31 @@ class Writer:
             self._settle(batch, [exc] * len(batch))
 
     def _transaction(self, batch: list[Job], marks: list[SentMark]) -> list[Any]:
-        """One transaction; run again as a whole where the database says that it may succeed then."""
+        """One transaction; run again as a whole where the database says that it may succeed then, and, over a new
+        connection, where the one of earlier transactions was cut before the commit was asked for."""
         if not batch and not marks:
             return []
         for tried in range(1, PASSING_TRIES + 1):
+            kept = self._connection is not None
             try:
                 return self._once(batch, marks)
             except Exception as exc:
-                if tried == PASSING_TRIES or not is_passing(exc):
+                cut = kept and not self._committing and is_cut(exc)  # by a restart, or while it was idle
+                if tried == PASSING_TRIES or not (cut or is_passing(exc)):
                     raise
+                if cut:
+                    self._disconnect(broken=True)
         raise AssertionError("unreachable")
 
     def _once(self, batch: list[Job], marks: list[SentMark]) -> list[Any]:
+        self._committing = False
         if self._connection is None:
             self._connection = self.engine.connect().execution_options(**WRITING)
         with self._connection.begin():
             outcomes = self.carry(self._connection, batch) if batch else []
             if marks:
                 self.write_marks(self._connection, marks)
+            self._committing = True
         self.commits += 1
         return outcomes
 

@@ -168,6 +168,11 @@ class Stack:
             if process in self.processes:
                 self.processes.remove(process)
 
+    def finish(self, *processes: Process) -> None:
+        """As `end`, once they have settled what they took: a run ends before the last message of it is settled."""
+        self._wait_for_an_empty_broker()
+        self.end(*processes)
+
     def _there(self, process: Process) -> bool:
         if process.popen.poll() is not None:
             raise AssertionError(f"{process.role} ended with {process.popen.returncode}: {process.tail()}")
@@ -255,7 +260,14 @@ class Stack:
         """No command row, no lease, no message, no dead letter."""
         assert self.query("SELECT count(*) FROM commands")[0][0] == 0
         assert self.query("SELECT kind, reason, detail FROM dead") == []
-        wait_until(lambda: not self.depths(), f"the broker is empty: {self.depths()}")
+        self._wait_for_an_empty_broker()
+
+    def _wait_for_an_empty_broker(self) -> None:
+        try:
+            wait_until(lambda: not self.depths(), "the broker is empty")
+        except AssertionError as exc:
+            exc.add_note(f"depths: {self.depths()}")
+            raise
 
     def effects(self) -> dict[str, int]:
         """How often the outside world was asked, by key."""

@@ -137,7 +137,7 @@ def test_the_loop_does_not_need_celerys_own_connection(
             "SELECT tool_s FROM results WHERE run_id = :run AND reason = 'timeout'", run=hanging
         )
         assert 2.0 <= tool_s[0] <= 3.0 * 3, took
-        stack.end(worker)
+        stack.finish(worker)
 
 
 def _ended(stack: Stack, run: str) -> bool:
@@ -158,7 +158,7 @@ def test_sigterm_with_fifty_calls_in_flight_drains_them(kind: str, stacks: dict[
 
     second = stack.start("exec")
     stack.wait_all()
-    stack.end(second)
+    stack.finish(second)
     assert [stack.story(run)[0] for run in runs] == ["completed None"] * 50
     assert stack.query("SELECT count(*) FROM results WHERE attempt > 1")[0][0] == 0
     stack.assert_nothing_is_left()
@@ -177,7 +177,7 @@ def test_five_hundred_calls_that_end_at_once_are_all_settled(kind: str, stacks: 
     stack.wait_all(seconds=180)
     after = stack.submit(["work 1"])
     stack.wait_all()
-    stack.end(worker)
+    stack.finish(worker)
 
     assert {stack.story(run)[0] for run in (*runs[::50], *after)} == {"completed None"}
     stack.assert_nothing_is_left()
@@ -222,7 +222,7 @@ def test_a_flood_of_one_tier_and_a_cancel_pass_each_other(stacks: dict[str, Stac
     stack.fleet().cancel(open_one)
     assert time.monotonic() - asked < 3 * 1.0
     stack.wait_all(seconds=120)
-    stack.end(worker)
+    stack.finish(worker)
     assert stack.story(open_one)[0].startswith("cancelled")
 
 
@@ -233,7 +233,7 @@ def test_no_call_waits_behind_a_busy_slot_while_another_is_free(stacks: dict[str
     stack.wait_for(*workers)
     stack.submit([f"nap {n}" for n in range(6)])
     stack.wait_all()
-    stack.end(*workers)
+    stack.finish(*workers)
 
     rows = stack.query('SELECT content FROM results WHERE content LIKE \'%"provenance":"nap"%\'')
     began = sorted(json.loads(row[0])["data"] for row in rows)[-6:]
@@ -258,7 +258,7 @@ def test_a_tool_that_kills_its_worker_is_given_up_and_holds_up_nobody(stacks: di
         stack.end(worker)
         worker = stack.start("exec")
     stack.wait_all()
-    stack.end(worker)
+    stack.finish(worker)
 
     assert 3 <= deaths <= 6
     assert [stack.story(run)[0] for run in others] == ["completed None"] * len(others)
