@@ -13,7 +13,7 @@ STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test chaos simulate bench lint fmt docs constraints clean check-python
+.PHONY: help setup demo test corpus chaos simulate bench lint fmt docs constraints clean check-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ demo: setup ## run the recorded conversations through the embedded fleet; goes o
 
 test: setup ## every test that is not in the opt-in long suite (pytest -m slow)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+corpus: setup ## every recorded case (TOOLFLEET_CASES=folder: other ones); prints and writes corpus.json
+	$(BIN)/python -m tests.corpus.run --out corpus.json
 
 chaos: setup ## every fault on every stack, with real servers and kill -9; writes docs/faults.md (about an hour)
 	@mkdir -p build && rm -f build/faults.jsonl
