@@ -60,6 +60,7 @@ def error(
     user_action_required: bool = False,
     status: Literal["error", "pending"] = ERROR,
     operation_id: str | None = None,
+    next_actions: Sequence[str] = (),
     notice: str | None = None,
 ) -> str:
     """The envelope of any other outcome. `message` guides the next step; `retryable`: the same call, later;
@@ -80,6 +81,8 @@ def error(
         fields["user_action_required"] = True
     if operation_id:
         fields["operation_id"] = operation_id
+    if next_actions:
+        fields["next_actions"] = list(next_actions)
     if notice:
         fields["notice"] = notice
     return _text(fields)

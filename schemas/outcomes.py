@@ -119,4 +119,7 @@ class ReasonCode(StrEnum):
     OUTCOME_UNKNOWN = "outcome_unknown"
     CANCELLED = "cancelled"
     VALIDATION = "validation"
+    INVENTED_ARGUMENT = "invented_argument"
+    PREREQUISITE = "prerequisite"
+    STAGE = "stage"
     NEWER_MESSAGE = "newer_message"

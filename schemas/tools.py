@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from toolfleet.schemas.contract import (
+    INJECTED_PATTERN,
+    TOOL_NAME_PATTERN,
+    Prerequisite,
+    ResultField,
+    Source,
+    ToolExample,
+)
 from toolfleet.schemas.limits import (
     RESULT_BYTES_STORED,
     RESULT_BYTES_TO_MODEL,
@@ -16,12 +27,15 @@ from toolfleet.schemas.limits import (
 )
 from toolfleet.schemas.outcomes import Tier
 
-TOOL_NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,64}$"
 Runner = Literal["loop", "child"]
 
 
 class ToolSpec(BaseModel):
-    """The contract of a tool, as data. `parameters` is the JSON Schema of the object the model sends."""
+    """The contract of a tool, as data. `parameters` is the JSON Schema of the object the model sends.
+
+    The fields from `use_when` to `returns_not` are for the model (`tool_text` renders them); `sources`, `requires`,
+    `stages` and `injected` are held by the runtime whatever the model was told.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,6 +54,20 @@ class ToolSpec(BaseModel):
     context_parameter: str | None = None  # the parameter that takes the ToolContext; never in the schema
     on_denied: Literal["end_run", "tell_model"] = "end_run"
 
+    use_when: tuple[str, ...] = ()
+    not_when: tuple[str, ...] = ()
+    edge_cases: tuple[str, ...] = ()  # what comes of an unknown id, an empty answer, a value at its limit
+    returns: str = ""
+    returns_not: str = ""
+    examples: tuple[ToolExample, ...] = ()  # valid under `parameters`
+    sources: dict[str, tuple[Source, ...]] = Field(default_factory=dict)  # by argument
+    injected: dict[str, str] = Field(default_factory=dict)  # by argument, what the runtime fills in
+    requires: tuple[Prerequisite, ...] = ()  # all of them
+    stages: tuple[str, ...] = ()  # of a run, in which it may be called; none: in every one
+    enters_stage: str | None = None  # where the run is after it has succeeded
+    result_fields: tuple[ResultField, ...] = ()  # what the model may see of a result; none: all of it
+    cache_ttl_s: float = Field(default=0.0, ge=0, le=86_400)  # a read's result serves other runs for so long
+
     @field_validator("parameters")
     @classmethod
     def _object_at_the_root(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +79,37 @@ class ToolSpec(BaseModel):
     def _tier_fits_effect(self) -> ToolSpec:
         if self.effect and self.tier is Tier.LOW:
             raise ValueError("it has an effect and cannot be of tier low; declare tier='medium' or above")
+        if self.effect and self.cache_ttl_s:
+            raise ValueError("it has an effect, and only results of reads are cached; leave out cache_ttl_s")
         return self
+
+    @model_validator(mode="after")
+    def _arguments_exist(self) -> ToolSpec:
+        known = set(self.parameters.get("properties", {}))
+        needed = {argument for one in self.requires for argument in one.same}
+        for what, named in (("sources", set(self.sources)), ("requires", needed)):
+            if unknown := sorted(named - known):
+                raise ValueError(
+                    f"{what} names the argument {unknown[0]!r}, which its parameters do not have"
+                )
+        if shown := sorted(known & set(self.injected)):
+            raise ValueError(
+                f"{shown[0]!r} is injected, so it cannot be among the parameters the model fills in"
+            )
+        for argument, source in self.injected.items():
+            if not re.fullmatch(INJECTED_PATTERN, source):
+                raise ValueError(
+                    f"{argument!r} cannot be injected from {source!r}; use tenant, principal, run_id, call_id, agent, "
+                    "correlation_id, idempotency_key, context.KEY or credential:NAME"
+                )
+        if any(one.tool == self.name for one in self.requires):
+            raise ValueError("it requires itself, so it could never be called")
+        return self
+
+    @property
+    def version(self) -> str:
+        """Hash of the whole contract, 16 hex digits."""
+        return hashlib.sha256(rfc8785.dumps(self.model_dump(mode="json"))).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +129,5 @@ class ToolContext:
     agent: str
     correlation_id: str
     deadline_at: float
+    principal: str = ""  # on whose behalf the run works: `principal` of its context, or empty
     context: Mapping[str, Any] = field(default_factory=dict)

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from toolfleet.client import CancelAck, RunRequest, RunResult
     from toolfleet.definitions import Tool, tool
     from toolfleet.fleet import Fleet, Run
+    from toolfleet.narrowing import narrow
     from toolfleet.schemas.agents import AgentSpec, ExampleCall, ExampleTurn, Price
+    from toolfleet.schemas.contract import Prerequisite, ResultField, ToolExample
     from toolfleet.schemas.errors import BusinessError, PermissionDenied, Retryable, ToolError, ToolfleetError
     from toolfleet.schemas.limits import Limits
     from toolfleet.schemas.outcomes import CallOutcome, Lane, RunStatus, Tier
     from toolfleet.schemas.tools import ToolContext
     from toolfleet.settings import Settings
+    from toolfleet.signatures import From, Injected, Secret, Untrusted
 
 __all__ = [
     "AgentSpec",
@@ -32,28 +35,36 @@ __all__ = [
     "ExampleCall",
     "ExampleTurn",
     "Fleet",
+    "From",
+    "Injected",
     "Lane",
     "Limits",
     "OpenAIChatClient",
     "PermissionDenied",
+    "Prerequisite",
     "Price",
     "Reply",
+    "ResultField",
     "Retryable",
     "Run",
     "RunRequest",
     "RunResult",
     "RunStatus",
     "ScriptedModel",
+    "Secret",
     "Settings",
     "Tier",
     "Tool",
     "ToolContext",
     "ToolError",
+    "ToolExample",
     "ToolfleetError",
+    "Untrusted",
     "__version__",
     "call",
     "calls",
     "celery_task_tool",
+    "narrow",
     "say",
     "tool",
 ]
@@ -66,27 +77,35 @@ _HOMES = {
     "ExampleCall": "schemas.agents",
     "ExampleTurn": "schemas.agents",
     "Fleet": "fleet",
+    "From": "signatures",
+    "Injected": "signatures",
     "Lane": "schemas.outcomes",
     "Limits": "schemas.limits",
     "OpenAIChatClient": "adapters.llm.openai_chat",
     "PermissionDenied": "schemas.errors",
+    "Prerequisite": "schemas.contract",
     "Price": "schemas.agents",
     "Reply": "adapters.llm.scripted",
+    "ResultField": "schemas.contract",
     "Retryable": "schemas.errors",
     "Run": "fleet",
     "RunRequest": "client",
     "RunResult": "client",
     "RunStatus": "schemas.outcomes",
     "ScriptedModel": "adapters.llm.scripted",
+    "Secret": "signatures",
     "Settings": "settings",
     "Tier": "schemas.outcomes",
     "Tool": "definitions",
     "ToolContext": "schemas.tools",
     "ToolError": "schemas.errors",
+    "ToolExample": "schemas.contract",
     "ToolfleetError": "schemas.errors",
+    "Untrusted": "signatures",
     "call": "adapters.llm.scripted",
     "calls": "adapters.llm.scripted",
     "celery_task_tool": "celery_tasks",
+    "narrow": "narrowing",
     "say": "adapters.llm.scripted",
     "tool": "definitions",
 }

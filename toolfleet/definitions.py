@@ -10,10 +10,12 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from types import MappingProxyType
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from toolfleet.contracts import ContractOptions, contract_fields, schema_without
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.errors import InvalidArguments, InvalidDefinition, UnknownAgent
 from toolfleet.schemas.limits import (
@@ -31,14 +33,25 @@ R = TypeVar("R")
 
 
 class Tool(Generic[P, R]):
-    """A declared tool: still callable as the function it was made of, with its contract in `spec`."""
+    """A declared tool: still callable as the function it was made of, with its contract in `spec`.
+
+    `fixed` are arguments of the function that are given by the declaration and by nobody else.
+    """
 
     def __init__(
-        self, function: Callable[P, R], spec: ToolSpec, arguments_model: type[BaseModel] | None
+        self,
+        function: Callable[P, R],
+        spec: ToolSpec,
+        arguments_model: type[BaseModel] | None,
+        *,
+        fixed: Mapping[str, Any] = MappingProxyType({}),
+        summariser: Tool[..., Any] | None = None,
     ) -> None:
         self.function = function
         self.spec = spec
-        self._arguments_model = arguments_model
+        self.arguments_model = arguments_model
+        self.fixed = fixed
+        self.summariser = summariser
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -54,12 +67,13 @@ class Tool(Generic[P, R]):
     def invoke(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
         """Call the function with the model's arguments, turned into the types of its signature.
 
-        `arguments` have passed the tool's schema. Returns what the function returns (a coroutine if it is async).
+        `arguments` have passed the tool's schema, and hold what is injected. Returns what the function returns (a
+        coroutine if it is async).
         """
-        given = dict(arguments)
-        if self._arguments_model is not None:
+        given = {**arguments, **self.fixed}
+        if self.arguments_model is not None:
             try:
-                parsed = self._arguments_model.model_validate(given)
+                parsed = self.arguments_model.model_validate(given)
             except ValidationError as exc:
                 raise InvalidArguments(f"{self.spec.name}: {_first_error(exc)}") from None
             given = {name: getattr(parsed, name) for name in parsed.model_fields_set}
@@ -98,6 +112,7 @@ def tool(
     result_bytes_to_model: int = ...,
     result_bytes_stored: int = ...,
     on_denied: typing.Literal["end_run", "tell_model"] = ...,
+    **contract: Unpack[ContractOptions],
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
@@ -109,14 +124,14 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     meaningful. timeout_s: hard deadline of one attempt, seconds. attempts_max: tries of a read-only tool.
     parameters: a JSON Schema instead of the one derived from the signature. runner: "loop" (default of `async def`)
     or "child" (default of plain functions: a process of its own, killed at the deadline). A parameter annotated
-    `ToolContext` is injected and never shown to the model. Raises InvalidDefinition.
+    `ToolContext` is injected and never shown to the model. The rest: `ContractOptions`. Raises InvalidDefinition.
     """
     if function is not None:
         return _declare(function, {})
     return lambda f: _declare(f, options)
 
 
-_OPTIONS: dict[str, Any] = {
+EXECUTION_OPTIONS: dict[str, Any] = {
     "tier": Tier.LOW,
     "effect": False,
     "idempotent": False,
@@ -135,20 +150,20 @@ _OPTIONS: dict[str, Any] = {
 
 def _declare(function: Callable[..., Any], options: dict[str, Any]) -> Tool[..., Any]:
     label = getattr(function, "__qualname__", repr(function))
-    unknown = set(options) - set(_OPTIONS)
-    if unknown:
+    known = {*EXECUTION_OPTIONS, *ContractOptions.__annotations__}
+    if unknown := set(options) - known:
         raise InvalidDefinition(
-            f"tool {label!r}: unknown option {min(unknown)!r}",
-            hint=f"Options: {', '.join(sorted(_OPTIONS))}.",
+            f"tool {label!r}: unknown option {min(unknown)!r}", hint=f"Options: {', '.join(sorted(known))}."
         )
-    chosen = {**_OPTIONS, **options}
-    hints = _hints(function, label)
+    chosen = {**EXECUTION_OPTIONS, **options}
+    hints = hints_of(function, label)
     context_parameter = next((name for name, hint in hints.items() if hint is ToolContext), None)
+    contract = contract_fields(chosen, hints, label)
     model = None
     parameters = chosen.pop("parameters")
     if parameters is None:
         model = _arguments_model(function, hints, context_parameter, label)
-        parameters = _schema_of(model)
+        parameters = schema_without(_schema_of(model), contract["injected"])
     is_async = inspect.iscoroutinefunction(function)
     runner: Runner = chosen.pop("runner") or ("loop" if is_async else "child")
     if runner == "child" and "<locals>" in function.__qualname__:
@@ -156,23 +171,66 @@ def _declare(function: Callable[..., Any], options: dict[str, Any]) -> Tool[...,
             f"tool {label!r} is defined inside a function, so its child process cannot find it",
             hint='Move it to the top level of a module, make it "async def", or declare runner="loop".',
         )
-    name = chosen.pop("name") or function.__name__
-    description = chosen.pop("description") or inspect.getdoc(function) or ""
+    fields = {
+        "name": chosen.pop("name") or function.__name__,
+        "description": chosen.pop("description") or inspect.getdoc(function) or "",
+        "parameters": parameters,
+        "runner": runner,
+        "context_parameter": context_parameter,
+        **{name: chosen[name] for name in EXECUTION_OPTIONS if name in chosen},
+        **contract,
+    }
+    summarise = chosen.get("summarise")
+    return Tool(function, spec_of(fields, label), model, summariser=summariser_of(summarise, label, runner))
+
+
+def spec_of(fields: dict[str, Any], label: str) -> ToolSpec:
+    """The contract, its examples checked against its own schema. Raises InvalidDefinition."""
     try:
-        spec = ToolSpec(
-            name=name,
-            description=description,
-            parameters=parameters,
-            runner=runner,
-            context_parameter=context_parameter,
-            **chosen,
-        )
+        spec = ToolSpec(**fields)
     except ValidationError as exc:
         raise InvalidDefinition(f"tool {label!r}: {_first_error(exc)}") from exc
-    return Tool(function, spec, model)
+    if spec.examples:
+        from toolfleet.workers.decision.arguments import Valid, canonical, read_arguments
+
+        for number, example in enumerate(spec.examples, 1):
+            read = read_arguments(canonical(example.arguments), spec)
+            if not isinstance(read, Valid):
+                wrong = "; ".join(
+                    f"{one['path']}: {one['message']}" for one in getattr(read, "field_errors", ())
+                )
+                raise InvalidDefinition(
+                    f"tool {label!r}: example {number} does not fit its parameters ({wrong or read.message})",
+                    hint="A model copies examples; correct it, or the parameters.",
+                )
+    return spec
 
 
-def _hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
+def summariser_of(function: Callable[[Any], Any] | None, label: str, runner: Runner) -> Tool[..., Any] | None:
+    """The function that shortens results, as a tool of its own that no model ever sees."""
+    if function is None:
+        return None
+    names = list(inspect.signature(function).parameters)
+    if len(names) != 1:
+        raise InvalidDefinition(
+            f"tool {label!r}: summarise= takes a function of one parameter, the data", hint=f"It has {names}."
+        )
+    where: Runner = "loop" if inspect.iscoroutinefunction(function) else runner
+    if where == "child" and "<locals>" in function.__qualname__:
+        raise InvalidDefinition(
+            f"tool {label!r}: its summarise= is defined inside a function, so a child process cannot find it",
+            hint="Move it to the top level of a module, or make it async def.",
+        )
+    spec = ToolSpec(
+        name="summarise",
+        description="",
+        parameters={"type": "object", "properties": {names[0]: {}}},
+        runner=where,
+    )
+    return Tool(function, spec, None)
+
+
+def hints_of(function: Callable[..., Any], label: str) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
     except Exception as exc:
@@ -217,7 +275,7 @@ def _arguments_model(
 def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The JSON Schema of a function's named parameters. Raises InvalidDefinition where it has none."""
     label = getattr(function, "__qualname__", repr(function))
-    return _schema_of(_arguments_model(function, _hints(function, label), None, label))
+    return _schema_of(_arguments_model(function, hints_of(function, label), None, label))
 
 
 def _schema_of(model: type[BaseModel]) -> dict[str, Any]:

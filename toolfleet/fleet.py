@@ -13,8 +13,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
+from toolfleet.contracts import ContractOptions
 from toolfleet.definitions import P, R, Registry, Tool, tool
 from toolfleet.schemas.agents import AgentSpec, ExampleTurn, Price
 from toolfleet.schemas.errors import InvalidDefinition
@@ -107,6 +108,7 @@ class Fleet:
         result_bytes_to_model: int = ...,
         result_bytes_stored: int = ...,
         on_denied: Literal["end_run", "tell_model"] = ...,
+        **contract: Unpack[ContractOptions],
     ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
     def tool(self, function: Any = None, /, **options: Any) -> Any:

@@ -19,6 +19,7 @@ from toolfleet.schemas.agents import AgentSpec, ExampleTurn
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeItem, NoticeItem, UserItem
 from toolfleet.schemas.envelopes import success
 from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.tool_text import model_description, model_parameters
 from toolfleet.schemas.tools import ToolSpec
 
 WIRE: Final = "chat_completions"
@@ -125,7 +126,11 @@ def _tool_choice(request: ModelRequest, profile: ChatProfile) -> str | dict[str,
 
 
 def _definition(tool: ToolSpec) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    function = {
+        "name": tool.name,
+        "description": model_description(tool),
+        "parameters": model_parameters(tool),
+    }
     return {"type": "function", "function": function}
 
 

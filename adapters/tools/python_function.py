@@ -33,6 +33,9 @@ class LoadedTool(Protocol):
     spec: ToolSpec
 
     @property
+    def fixed(self) -> Mapping[str, Any]: ...
+
+    @property
     def is_async(self) -> bool: ...
 
     @property
@@ -97,7 +100,7 @@ class _InChild:
         fields = {f.name: getattr(context, f.name) for f in dataclasses.fields(context)}
         job = ChildJob(
             target=self._tool.target,
-            arguments=arguments,
+            arguments={**arguments, **self._tool.fixed},
             context=fields,
             context_parameter=self._tool.spec.context_parameter,
         )

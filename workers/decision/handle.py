@@ -154,9 +154,8 @@ class Decider:
             log.warning("model_failed", run_id=state.run_id, kind=exc.fault.kind, error=exc.fault.message)
             return ModelFailed(command_id, token, exc.fault, delay, facts)
         await self._point("decide.after_model")
-        calls = propose(
-            reply, agent, run_id=state.run_id, turn=state.turn, allowed=allowed_tools(agent, state)
-        )
+        allowed = allowed_tools(agent, state)
+        calls = propose(reply, agent, state.run_id, state.turn, allowed, conversation.items)
         facts = self._facts(request, queue_s, started, reply)
         return ModelReplied(command_id, token, reply, calls, agent.parallel, facts)
 

@@ -10,8 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import orjson
+
 from toolfleet.schemas.agents import AgentSpec
-from toolfleet.schemas.conversation import ItemCall
+from toolfleet.schemas.conversation import Item, ItemCall
 from toolfleet.schemas.envelopes import error
 from toolfleet.schemas.events import ProposedCall
 from toolfleet.schemas.ids import RunId, call_id_of
@@ -19,7 +21,8 @@ from toolfleet.schemas.model import ModelReply, RawCall
 from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, Tier
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.tools import ToolSpec
-from toolfleet.workers.decision.arguments import Invalid, Unusable, Valid, read_arguments
+from toolfleet.workers.decision.arguments import FIELD_ERRORS_MAX, Invalid, Unusable, Valid, read_arguments
+from toolfleet.workers.decision.transcript import Transcript, invented, out_of_order
 
 NO_ARGUMENTS: Final = "{}"
 _WIRE_ID: Final = re.compile(r"[\x21-\x7e]{1,64}")  # what is longer or not plain comes from no provider's own
@@ -33,13 +36,20 @@ TRUNCATED_MESSAGE: Final = (
 
 
 def propose(
-    reply: ModelReply, agent: AgentSpec, run_id: RunId, turn: int, allowed: frozenset[str] | None
+    reply: ModelReply,
+    agent: AgentSpec,
+    run_id: RunId,
+    turn: int,
+    allowed: frozenset[str] | None,
+    items: Sequence[Item] = (),
 ) -> tuple[ProposedCall, ...]:
     """The calls of the reply, in its order; `answer` is set where nothing has to run to know what comes of it.
 
-    `allowed` are the tools that may be called in this turn (None: all). A reply that was cut off by the output
-    limit runs nothing: which of its calls are whole cannot be told (B009).
+    `allowed` are the tools that may be called in this turn (None: all). `items` are all of the conversation before the
+    reply: what must come first is looked for there, and values that must not be invented. A reply that was cut off by
+    the output limit runs nothing: which of its calls are whole cannot be told (B009).
     """
+    transcript = Transcript(items)
     available = [tool.name for tool in agent.tools if allowed is None or tool.name in allowed]
     wire_ids = _wire_ids(reply.calls, turn)
     proposed = []
@@ -53,7 +63,7 @@ def propose(
         elif spec.name not in available:
             proposed.append(gate.not_available(raw, spec, available))
         else:
-            proposed.append(gate.checked(raw, spec))
+            proposed.append(gate.checked(raw, spec, agent, transcript))
     return tuple(proposed)
 
 
@@ -78,11 +88,12 @@ class _Gate:
         self._index = index
         self._wire_id = wire_id
 
-    def checked(self, raw: RawCall, spec: ToolSpec) -> ProposedCall:
+    def checked(self, raw: RawCall, spec: ToolSpec, agent: AgentSpec, transcript: Transcript) -> ProposedCall:
         read = read_arguments(raw.arguments, spec)
         match read:
             case Valid(text, repaired):
-                return self._proposed(raw, spec, arguments=text, repaired=repaired)
+                answer = self._refused(spec, text, agent, transcript)
+                return self._proposed(raw, spec, arguments=text, repaired=repaired, answer=answer)
             case Invalid(message, field_errors):
                 content = error(
                     outcome=CallOutcome.INVALID_ARGUMENTS,
@@ -104,6 +115,34 @@ class _Gate:
                         outcome=CallOutcome.NOT_AVAILABLE, reason=ReasonCode.TOOL_NOT_LOADED, message=message
                     ),
                 )
+
+    def _refused(
+        self, spec: ToolSpec, arguments: str, agent: AgentSpec, transcript: Transcript
+    ) -> CallResult | None:
+        """The answer to valid arguments that may not be used: invented ones, or ones before their time."""
+        if not (spec.sources or spec.requires or spec.stages):
+            return None
+        given = orjson.loads(arguments)
+        if paths := invented(spec, given, transcript):
+            return self._result(
+                CallOutcome.INVALID_ARGUMENTS, ReasonCode.INVENTED_ARGUMENT, _invented(spec, paths)
+            )
+        early = out_of_order(spec, given, transcript, agent)
+        if early is None:
+            return None
+        reason = ReasonCode.STAGE if early.stage else ReasonCode.PREREQUISITE
+        content = error(
+            outcome=CallOutcome.NOT_AVAILABLE,
+            reason=reason,
+            message=early.message,
+            retryable=bool(early.first),
+            suggested_action=f"call_{early.first[0]}_first" if early.first else "",
+            next_actions=early.first,
+        )
+        return self._result(CallOutcome.NOT_AVAILABLE, reason, content)
+
+    def _result(self, outcome: CallOutcome, reason: ReasonCode | None, content: str) -> CallResult:
+        return CallResult(self._call_id, self._index, outcome, content, reason=reason)
 
     def truncated(self, raw: RawCall, spec: ToolSpec | None) -> ProposedCall:
         outcome, reason = CallOutcome.INVALID_ARGUMENTS, ReasonCode.TRUNCATED_OUTPUT
@@ -130,8 +169,7 @@ class _Gate:
         reason: ReasonCode | None,
         content: str,
     ) -> ProposedCall:
-        answer = CallResult(self._call_id, self._index, outcome, content, reason=reason)
-        return self._proposed(raw, spec, answer=answer)
+        return self._proposed(raw, spec, answer=self._result(outcome, reason, content))
 
     def _proposed(
         self,
@@ -165,6 +203,24 @@ class _Gate:
             timeout_s=spec.timeout_s,
             repaired=repaired,
         )
+
+
+def _invented(spec: ToolSpec, paths: Sequence[str]) -> str:
+    """The answer that names the places and never the values: repeated here, they would stand in the transcript."""
+    asked = ", ".join(paths[:FIELD_ERRORS_MAX])
+    return error(
+        outcome=CallOutcome.INVALID_ARGUMENTS,
+        reason=ReasonCode.INVENTED_ARGUMENT,
+        message=f"{spec.name} was not called: the value of {asked} is neither in what the user said nor in any result. "
+        "Look it up, or ask the user for it; never make it up.",
+        field_errors=[
+            {"path": path, "message": "occurs nowhere in this conversation"}
+            for path in paths[:FIELD_ERRORS_MAX]
+        ],
+        retryable_by_model=True,
+        suggested_action=f"ask_user_for_{re.split(r'[.[]', paths[0])[0]}",
+        user_action_required=True,
+    )
 
 
 def _wire_ids(calls: Sequence[RawCall], turn: int) -> list[str]:

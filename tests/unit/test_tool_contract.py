@@ -1,0 +1,219 @@
+"""A tool's declaration as a contract: what is refused at once, and what the model reads of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, RootModel, SecretStr
+
+from tests.unit.contract_tools import Order, get_order, submit_refund, update_address, update_order
+from toolfleet import From, Injected, Prerequisite, Untrusted, narrow, tool
+from toolfleet.schemas.contract import ResultField
+from toolfleet.schemas.errors import InvalidDefinition
+from toolfleet.schemas.tool_text import model_description, model_parameters
+from toolfleet.schemas.tools import ToolContext, ToolSpec
+from toolfleet.signatures import result_fields_of
+
+CONTEXT = ToolContext("run_1", 1, "call_1_1_0", 1, "k", "acme", "desk", "c", 0.0)
+
+
+def test_the_model_reads_the_contract_line_by_line_in_a_fixed_order() -> None:
+    assert model_description(get_order.spec).splitlines() == [
+        "Looks up one order.",
+        "Use it when: the user asks about the state of an order",
+        "Do not use it: the user wants to change, cancel or refund it; only a customer is known",
+        "Does not return: the customer's address or payment data",
+        "Edge cases: an unknown order_id is answered with reason_code order_not_found",
+        'Example: {"order_id":"W-2378156"}',
+    ]
+    assert (
+        "Must have succeeded before: get_order with the same order_id, whose result has can_refund = true"
+        in (model_description(submit_refund.spec))
+    )
+
+
+def test_a_tool_that_declares_nothing_more_is_told_word_for_word() -> None:
+    plain = ToolSpec(
+        name="a", description=" as it is\n", parameters={"type": "object", "properties": {"b": {}}}
+    )
+
+    assert model_description(plain) == " as it is\n"
+    assert model_parameters(plain) is plain.parameters
+
+
+def test_each_argument_says_where_its_value_comes_from() -> None:
+    assert model_parameters(get_order.spec)["properties"]["order_id"]["description"] == (
+        "The order's number. Take it from what the user said or the result of an earlier call; never make it up."
+    )
+
+
+def test_the_text_has_the_same_bytes_in_every_process() -> None:
+    script = (
+        "from tests.unit.contract_tools import get_order, submit_refund\n"
+        "from toolfleet.schemas.tool_text import model_description, model_parameters\n"
+        "print([(model_description(t.spec), model_parameters(t.spec), t.spec.version) for t in (get_order, submit_refund)])"
+    )
+
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(p for p in sys.path if p) + ":."},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+
+    assert len(told) == 1
+
+
+def test_what_the_runtime_fills_in_is_in_no_schema_and_reaches_the_function() -> None:
+    assert list(get_order.spec.parameters["properties"]) == ["order_id"]
+    assert get_order.spec.parameters["required"] == ["order_id"]
+    assert get_order.spec.injected == {"tenant": "tenant", "api_key": "credential:orders"}
+
+    @tool(runner="loop")
+    def seen(a: str, who: Annotated[str, Injected("principal")]) -> Any:
+        return a, who
+
+    assert seen.invoke({"a": "x", "who": "u1"}, CONTEXT) == ("x", "u1")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"sources": {"nothing": "user"}}, "sources names the argument 'nothing'"),
+        ({"injected": {"order_id": "tenant"}}, "'order_id' is injected"),
+        ({"injected": {"key": "the vault"}}, "cannot be injected from 'the vault'"),
+        (
+            {"requires": Prerequisite(tool="b", same={"nothing": "x"})},
+            "requires names the argument 'nothing'",
+        ),
+        ({"requires": "f"}, "requires itself"),
+        ({"examples": [{"order_id": 7}]}, "example 1 does not fit its parameters"),
+        ({"examples": [{}]}, "order_id: is required"),
+        ({"effect": True, "tier": "high", "cache_ttl_s": 60}, "only results of reads are cached"),
+        ({"untrusted": True, "result": Order}, "for a result without a model"),
+        ({"summarise": lambda: ""}, "a function of one parameter"),
+        ({"usewhen": "x"}, "unknown option 'usewhen'"),
+    ],
+)
+def test_a_contract_that_cannot_hold_is_refused_with_what_is_wrong(options: dict[str, Any], why: str) -> None:
+    def f(order_id: str) -> str:
+        raise NotImplementedError
+
+    with pytest.raises(InvalidDefinition) as refused:
+        tool(runner="loop", **{"parameters": _schema(), **options})(f)
+
+    assert why in str(refused.value)
+
+
+def _schema() -> dict[str, Any]:
+    return {"type": "object", "properties": {"order_id": {"type": "string"}}, "required": ["order_id"]}
+
+
+def test_a_version_names_the_whole_contract() -> None:
+    spec = get_order.spec
+
+    assert spec.version == ToolSpec.model_validate_json(spec.model_dump_json()).version
+    assert spec.version != spec.model_copy(update={"not_when": ("never",)}).version
+
+
+def test_a_narrow_tool_offers_less_and_fixes_the_rest() -> None:
+    assert list(update_address.spec.parameters["properties"]) == ["order_id", "value"]
+    assert update_address.spec.tier == update_order.spec.tier and update_address.spec.effect
+    assert update_address.target == update_order.target  # a child runs the broad function
+
+    # The model cannot get at what is fixed, not even by sending it.
+    made = update_address.invoke({"order_id": "1", "value": "Rue 5", "action": "status"}, CONTEXT)
+
+    assert made == {"order_id": "1", "action": "address", "value": "Rue 5", "urgent": False}
+
+
+def test_a_narrow_tool_shows_part_of_the_result_with_the_marks_of_the_broad_one() -> None:
+    told = narrow(get_order, name="order_note", description="d", result=["note", "lines"])
+
+    assert [(one.path, one.mark) for one in told.spec.result_fields] == [
+        ("note", "untrusted"),
+        ("lines[].sku", "data"),
+        ("lines[].remark", "untrusted"),
+    ]
+    assert told.spec.injected == get_order.spec.injected
+    with pytest.raises(InvalidDefinition, match="no field 'price'"):
+        narrow(get_order, name="price", description="d", result=["price"])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"fixed": {"nothing": 1}}, "has no argument 'nothing'"),
+        ({"fixed": {"action": "a"}, "arguments": ["order_id", "action"]}, "fixed, and offered"),
+        ({"arguments": ["order_id"]}, "needs 'action'"),
+        ({"runner": "loop"}, "unknown option 'runner'"),
+    ],
+)
+def test_a_narrow_tool_that_could_not_be_called_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidDefinition) as refused:
+        narrow(update_order, name="n", description="d", **options)
+
+    assert why in str(refused.value)
+
+
+def test_definitions_only_the_hidden_arguments_used_are_left_out_of_the_schema() -> None:
+    class Deep(BaseModel):
+        text: str
+
+    class Hidden(BaseModel):
+        deep: Deep
+
+    class Shown(BaseModel):
+        deep: Deep
+
+    async def f(shown: Shown, hidden: Hidden, more: int = 1) -> str:
+        raise NotImplementedError
+
+    f.__annotations__.update(shown=Shown, hidden=Hidden)
+    told = narrow(tool(f), name="g", description="d", fixed={"hidden": {"deep": {"text": ""}}})
+
+    assert set(told.spec.parameters["$defs"]) == {"Shown", "Deep"}
+
+
+class _Tree(BaseModel):
+    name: str
+    children: list[_Tree] = []
+
+
+def test_a_result_model_names_every_place_once_and_ends_where_it_holds_itself() -> None:
+    class Texts(RootModel[list[str]]): ...
+
+    class All(BaseModel):
+        optional: Annotated[str, Untrusted(chars_max=5)] | None
+        either: int | list[int]
+        anything: dict[str, Any]
+        password: SecretStr
+        tree: _Tree
+
+    assert result_fields_of(All) == (
+        ResultField(path="optional", mark="untrusted", chars_max=5),
+        ResultField(path="either"),
+        ResultField(path="either[]"),
+        ResultField(path="anything", deep=True),
+        ResultField(path="password", mark="secret", deep=True),
+        ResultField(path="tree.name"),
+        ResultField(path="tree.children[]", deep=True),
+    )
+    assert result_fields_of(Texts) == (ResultField(path="[]"),)
+
+
+def test_the_annotated_result_is_the_result_model_unless_another_is_declared() -> None:
+    assert [one.path for one in get_order.spec.result_fields][:4] == [
+        "order_id",
+        "can_refund",
+        "note",
+        "courier_token",
+    ]
+    assert get_order.spec.sources == {"order_id": ("user", "upstream")}
+    assert From("user").sources == ("user",)

@@ -1,0 +1,115 @@
+"""Several narrow tools over one broad function: what the model is offered is an action, not an API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from toolfleet.contracts import ContractOptions, contract_fields, schema_without
+from toolfleet.definitions import EXECUTION_OPTIONS, Tool, hints_of, spec_of, summariser_of
+from toolfleet.schemas.contract import ResultField
+from toolfleet.schemas.errors import InvalidDefinition
+from toolfleet.schemas.tools import ToolSpec
+
+
+def narrow(
+    broad: Tool[..., Any],
+    /,
+    *,
+    name: str,
+    description: str,
+    fixed: Mapping[str, Any] = MappingProxyType({}),
+    arguments: Sequence[str] | None = None,
+    **options: Any,
+) -> Tool[..., Any]:
+    """A tool that does one thing a broad one can do: some arguments fixed, some offered, some of its result shown.
+
+    fixed: arguments the model neither sees nor chooses. arguments: those it is offered (default: all others; the rest
+    keep their defaults). options: those of `tool`, where they differ from the broad tool's; `result` is the whitelist
+    of what is shown. The broad tool need not be given to any agent. Raises InvalidDefinition.
+    """
+    spec, label = broad.spec, f"{name} of {broad.spec.name}"
+    properties = spec.parameters.get("properties", {})
+    offered = _offered(spec, fixed, arguments, label)
+    left_out = [one for one in properties if one not in offered]
+    known = {*EXECUTION_OPTIONS, *ContractOptions.__annotations__} - {
+        "parameters",
+        "runner",
+        "name",
+        "description",
+    }
+    if strange := set(options) - known:
+        raise InvalidDefinition(
+            f"tool {label!r}: unknown option {min(strange)!r}", hint=f"Options: {', '.join(sorted(known))}."
+        )
+    hints = hints_of(broad.function, label)
+    inherited = {
+        one: value for one, value in spec if one in {*EXECUTION_OPTIONS, "runner", "context_parameter"}
+    }
+    contract = {"injected": spec.injected, "sources": _kept(spec.sources, offered), **options}
+    if spec.result_fields:
+        contract["result"] = _shown(spec.result_fields, options.get("result"), label)
+    fields = {
+        **inherited,
+        **{one: options[one] for one in EXECUTION_OPTIONS if one in options},
+        **contract_fields(contract, {"return": hints.get("return")}, label),
+        "name": name,
+        "description": description,
+        "parameters": schema_without(spec.parameters, left_out),
+    }
+    summarise = options.get("summarise")
+    summariser = broad.summariser if summarise is None else summariser_of(summarise, label, spec.runner)
+    return Tool(
+        broad.function,
+        spec_of(fields, label),
+        broad.arguments_model,
+        fixed={**broad.fixed, **fixed},
+        summariser=summariser,
+    )
+
+
+def _offered(
+    spec: ToolSpec, fixed: Mapping[str, Any], arguments: Sequence[str] | None, label: str
+) -> list[str]:
+    """The arguments the model is to fill in. Raises InvalidDefinition where a call could not be made of them."""
+    properties = spec.parameters.get("properties", {})
+    offered = [one for one in properties if one not in fixed] if arguments is None else list(arguments)
+    if unknown := sorted({*fixed, *offered} - set(properties)):
+        raise InvalidDefinition(
+            f"tool {label!r}: {spec.name} has no argument {unknown[0]!r}",
+            hint=f"It has {', '.join(properties)}.",
+        )
+    if both := sorted(set(fixed) & set(offered)):
+        raise InvalidDefinition(f"tool {label!r}: {both[0]!r} is fixed, and offered to the model as well")
+    if missing := sorted(set(spec.parameters.get("required", ())) - set(fixed) - set(offered)):
+        raise InvalidDefinition(
+            f"tool {label!r}: {spec.name} needs {missing[0]!r}, which is neither fixed nor offered",
+            hint="Add it to fixed= or arguments=.",
+        )
+    return offered
+
+
+def _kept(by_argument: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in by_argument.items() if name in names}
+
+
+def _shown(fields: tuple[ResultField, ...], wanted: Any, label: str) -> tuple[ResultField, ...] | Any:
+    """Of the broad tool's result fields those that are wanted, with their marks; a type of its own stands for itself."""
+    if wanted is None:
+        return fields
+    if not isinstance(wanted, (list, tuple)):
+        return wanted
+    chosen: list[ResultField] = []
+    for one in wanted:
+        if isinstance(one, ResultField):
+            chosen.append(one)
+            continue
+        below = [f for f in fields if f.path == one or f.path.startswith((f"{one}.", f"{one}["))]
+        if not below:
+            raise InvalidDefinition(
+                f"tool {label!r}: the result of the broad tool has no field {one!r}",
+                hint=f"It has {', '.join(f.path or '(the whole)' for f in fields)}.",
+            )
+        chosen += below
+    return tuple(chosen)
