@@ -20,6 +20,7 @@ import structlog
 from celery import Celery, bootsteps, signals
 from celery.worker.control import inspect_command
 
+from toolfleet.adapters.garbage import spare_what_is_loaded
 from toolfleet.schemas.errors import BrokerUnavailable, StoreUnavailable, ToolfleetError, UnsafeSettings
 
 log = structlog.get_logger("toolfleet.host")
@@ -102,6 +103,7 @@ class LoopThread(threading.Thread):
         if hosted is None:
             return
         self._hosted = hosted
+        spare_what_is_loaded()
         await self._stop_asked.wait()
         log.info("worker_draining", seconds=self._drain_s)
         drained = await hosted.stop(drain_s=self._drain_s)

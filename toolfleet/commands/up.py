@@ -52,6 +52,8 @@ def up(
 
 async def _serve(place: Place) -> int:
     """Until the first signal; returns the exit code."""
+    from toolfleet.adapters.garbage import spare_what_is_loaded
+
     fleet = place.fleet
     assert fleet is not None
     asked, asked_again = asyncio.Event(), asyncio.Event()
@@ -59,6 +61,7 @@ async def _serve(place: Place) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: (asked_again if asked.is_set() else asked).set())
     await fleet.start_async()
+    spare_what_is_loaded()
     print_text(_served(fleet, place) + "\nready")
     await asked.wait()
     note(f"stopping: waiting up to {place.settings.drain_s:g} s for steps in flight; again to stop at once")
