@@ -45,7 +45,7 @@ class Settings(BaseSettings):
         default=None, description="key_id:hex,key_id:hex; the first signs, all verify; embedded makes its own"
     )
     decide_slots: int = Field(
-        default=100, ge=1, description="model calls at a time in one process, for each lane"
+        default=300, ge=1, description="model calls at a time in one process, for each lane"
     )
     exec_slots: int = Field(default=64, ge=1, description="tool calls at a time in one process, per tier")
     children: int = Field(
