@@ -1,0 +1,190 @@
+"""`toolfleet tools ls | show | schema | lint`: the contracts of an app's tools. Needs the app only, no database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from toolfleet.commands import exits, options
+from toolfleet.commands.terminal import Column, cut, note, print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from toolfleet.fleet import Fleet
+    from toolfleet.lint import Finding
+    from toolfleet.schemas.tools import ToolSpec
+
+app = typer.Typer(no_args_is_help=True, help="Look at the tools of an app, and have them judged.")
+
+COLUMNS = (
+    Column("TOOL"),
+    Column("TIER"),
+    Column("KIND"),
+    Column("ARGUMENTS", shrinks=True),
+    Column("AGENTS", shrinks=True),
+    Column("DESCRIPTION", shrinks=True),
+)
+DESCRIPTION_WIDTH = 60
+
+Name = Annotated[str, typer.Argument(metavar="TOOL", help="Name of a tool (toolfleet tools ls).")]
+Agent = Annotated[str | None, typer.Option("--agent", help="Only the tools of this agent.")]
+FailOn = Annotated[
+    Literal["error", "warning", "note"],
+    typer.Option("--fail-on", help="The least finding that ends the command with 1."),
+]
+
+
+@app.command("ls")
+def ls(app: options.App = None, agent: Agent = None, as_json: options.AsJson = False) -> None:
+    """List the tools, by name."""
+    fleet = _fleet(app)
+    rows = [_row(spec, _agents_of(fleet, spec.name)) for spec in _specs(fleet, agent)]
+    if as_json:
+        print_json({"tools": rows})
+        return
+    shown = [
+        [
+            row["name"],
+            row["tier"],
+            row["kind"],
+            ", ".join(row["arguments"]),
+            ", ".join(row["agents"]),
+            cut(row["description"], DESCRIPTION_WIDTH),
+        ]
+        for row in rows
+    ]
+    print_table(COLUMNS, shown, empty="no tools")
+
+
+@app.command("show")
+def show(name: Name, app: options.App = None, as_json: options.AsJson = False) -> None:
+    """Show the whole contract of a tool, and the text a model reads of it."""
+    from toolfleet.schemas.tool_text import model_description
+
+    fleet = _fleet(app)
+    spec = _spec(fleet, name)
+    document = {
+        **spec.model_dump(mode="json"),
+        "version": spec.version,
+        "agents": _agents_of(fleet, name),
+        "model_text": model_description(spec),
+    }
+    if as_json:
+        print_json(document)
+        return
+    width = max(map(len, document))
+    lines = [f"{key:<{width}}  {_shown(value)}" for key, value in document.items() if _says(value)]
+    print_text("\n".join(lines))
+
+
+@app.command("schema")
+def schema(name: Name, app: options.App = None) -> None:
+    """Print what a model is told: name, description and parameters, as JSON."""
+    from toolfleet.schemas.tool_text import model_description, model_parameters
+
+    spec = _spec(_fleet(app), name)
+    print_json(
+        {"name": spec.name, "description": model_description(spec), "parameters": model_parameters(spec)}
+    )
+
+
+@app.command("lint")
+def lint(
+    app: options.App = None,
+    agent: Agent = None,
+    fail_on: FailOn = "warning",
+    as_json: options.AsJson = False,
+) -> None:
+    """Judge the tools as a strict reviewer would; each finding with its reason and what mends it."""
+    from toolfleet.lint import SEVERITIES
+    from toolfleet.lint import lint as judge
+
+    fleet = _fleet(app)
+    agents = [spec for name, spec in sorted(fleet.registry.agents.items()) if agent in (None, name)]
+    found = judge(_specs(fleet, agent), agents)
+    counts = {severity: sum(one.severity == severity for one in found) for severity in SEVERITIES}
+    failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    failed = any(counts[severity] for severity in failing)
+    if as_json:
+        print_json({"ok": not failed, **_counted(counts), "findings": [_document(one) for one in found]})
+    else:
+        for one in found:
+            place = f" {one.place}" if one.place else ""
+            where = f" (agent {one.agent})" if one.agent else ""
+            print_text(cut(f"{one.severity}: {one.tool}{place}{where}: {one.reason} [{one.id}]", 1_000))
+            print_text(f"    {one.mend}")
+        note(", ".join(f"{count} {name}" for name, count in _counted(counts).items()))
+    raise typer.Exit(exits.NOT_COMPLETED if failed else exits.OK)
+
+
+def _counted(counts: dict[Any, int]) -> dict[str, int]:
+    return {f"{severity}s": count for severity, count in counts.items()}
+
+
+def _document(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "severity": finding.severity,
+        "tool": finding.tool,
+        "place": finding.place or None,
+        "agent": finding.agent or None,
+        "reason": finding.reason,
+        "mend": finding.mend,
+    }
+
+
+def _fleet(app: str | None) -> Fleet:
+    from toolfleet.loading import EXAMPLE, load_fleet
+    from toolfleet.schemas.errors import InputError
+
+    if app is None:
+        raise InputError("no app was named, so there are no tools to look at", hint=f"Use {EXAMPLE}.")
+    return load_fleet(app)
+
+
+def _specs(fleet: Fleet, agent: str | None) -> list[ToolSpec]:
+    """The tools of the agent, or all of the app. Raises UnknownAgent."""
+    if agent is not None:
+        return list(fleet.registry.agent(agent).tools)
+    return [declared.spec for _, declared in sorted(fleet.registry.tools.items())]
+
+
+def _spec(fleet: Fleet, name: str) -> ToolSpec:
+    from toolfleet.schemas.errors import InputError
+
+    declared = fleet.registry.tools.get(name)
+    if declared is None:
+        known = ", ".join(sorted(fleet.registry.tools)) or "none"
+        raise InputError(f"no tool is called {name!r}", hint=f"Tools: {known}.")
+    return declared.spec
+
+
+def _agents_of(fleet: Fleet, name: str) -> list[str]:
+    return sorted(agent.name for agent in fleet.registry.agents.values() if agent.tool(name) is not None)
+
+
+def _row(spec: ToolSpec, agents: list[str]) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "tier": spec.tier.value,
+        "kind": "effect" if spec.effect else "read",
+        "arguments": list(spec.parameters.get("properties", {})),
+        "requires": [one.tool for one in spec.requires],
+        "agents": agents,
+        "description": spec.description,
+        "version": spec.version,
+    }
+
+
+def _says(value: Any) -> bool:
+    return value not in (None, "", [], {}, 0.0) or value is False
+
+
+def _shown(value: Any) -> str:
+    import json
+
+    from toolfleet.commands.terminal import printable
+
+    if isinstance(value, str):
+        return printable(value, lines=True).replace("\n", "\n" + " " * 4)
+    return json.dumps(value, ensure_ascii=False)
