@@ -11,6 +11,7 @@
     ├── StoreError
     │   ├── NotMigrated            ├── NewerSchema          └── StoreUnavailable
     ├── BrokerUnavailable
+    ├── CacheUnavailable           what is shared through the cache is counted per process until it is back
     ├── ModelError                 carries a ModelFault
     ├── FleetBusy                  another process holds this folder's fleet
     ├── UnsafeSettings             refused at start, with the reason
@@ -128,6 +129,10 @@ class StoreUnavailable(StoreError):
 
 class BrokerUnavailable(ToolfleetError):
     code = "broker_unavailable"
+
+
+class CacheUnavailable(ToolfleetError):
+    code = "cache_unavailable"
 
 
 class FleetBusy(ToolfleetError):

@@ -16,6 +16,19 @@ from toolfleet.schemas.conversation import MergeItem
 from toolfleet.schemas.events import Event
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.model import ModelReply, ModelRequest, Usage
+from toolfleet.schemas.pace import (
+    BreakerView,
+    Ended,
+    ModelEntry,
+    ModelLane,
+    ModelPermit,
+    ModelWait,
+    Open,
+    Permit,
+    RateHint,
+    ToolEntry,
+    Wait,
+)
 from toolfleet.schemas.records import Record, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
@@ -391,6 +404,62 @@ class ToolBackend(Protocol):
     def place(self, name: str) -> AbstractAsyncContextManager[ToolPlace]:
         """What runs one attempt of that tool, ready to begin at once. Waited for before the lease is taken: a call
         that only queues here must not hold one, and an effect must not count as begun."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class ToolPace(Protocol):
+    """What all processes share about the pace of tools: breakers, rates, places, serial keys, retry budgets.
+
+    Never waits for its turn and never raises for a cache that is away: what it then counts is this process's own.
+    """
+
+    async def enter(self, entry: ToolEntry) -> Permit | Wait | Open:
+        """Whether an attempt may begin; takes all that it needs, or nothing. Of all processes before a half-open
+        breaker one gets a permit."""
+        ...
+
+    async def leave(self, permit: Permit, ended: Ended) -> None:
+        """The attempt ended: gives back what it held and counts it. Leaving twice is harmless for what was held."""
+        ...
+
+    async def open_breakers(self, tenant: str) -> Mapping[str, float]:
+        """Tool -> until when (epoch) its breaker is open for that tenant, as of BREAKERS_SEEN_S ago at most. For the
+        decision side: such a tool is not offered."""
+        ...
+
+    async def breakers(self) -> list[BreakerView]:
+        """For people: every breaker that counted a failure within a day, the one used last first."""
+        ...
+
+    async def reset(self, tenant: str, tool: str) -> bool:
+        """Close a breaker and forget its counts. False: there was none."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Governor(Protocol):
+    """Shares the quotas of models among all processes: reserve before a call, settle after it. Never waits itself."""
+
+    async def reserve(self, entry: ModelEntry) -> ModelPermit | ModelWait:
+        """A request and its tokens, or when to ask again. Who asks again in time keeps its place: processes take
+        turns, interactive ones before batch ones."""
+        ...
+
+    async def settle(self, permit: ModelPermit, used_tokens: int | None, hint: RateHint | None) -> None:
+        """What the call really used; None: it is not known, and what was reserved stays used. Idempotent it is not:
+        once for each permit. A permit that is never settled stays used, and is forgotten with its period."""
+        ...
+
+    async def pause(self, lane: ModelLane, wait_s: float | None) -> float:
+        """The provider said 429: nobody calls that lane for so long; None: a second, doubled with each 429 in a row.
+        Gives the seconds that are left."""
+        ...
+
+    async def withdraw(self, entry: ModelEntry) -> None:
+        """Nobody of `owner` waits any more: others need not let it go first."""
         ...
 
     async def aclose(self) -> None: ...

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from toolfleet.adapters.broker.redis_client import open_client, translated
+from toolfleet.adapters.redis_client import open_client, translated
 from toolfleet.schemas.errors import UnsafeSettings
 
 VERSION_MIN: Final = (6, 2)  # XAUTOCLAIM

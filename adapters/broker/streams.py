@@ -25,8 +25,8 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from toolfleet.adapters.broker.redis_client import Pump, open_client, translated
 from toolfleet.adapters.clock import SystemClock
+from toolfleet.adapters.redis_client import Pump, open_client, translated
 from toolfleet.queues.policy import CLAIM_S, CLAIMS_LOOKED_FOR
 from toolfleet.queues.topology import QUEUE_BY_NAME
 from toolfleet.schemas.errors import BrokerUnavailable

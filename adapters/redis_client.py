@@ -1,4 +1,8 @@
-"""The connection to Redis or Valkey: its settings, its errors in our words, and the pump that batches commands."""
+"""The connection to Redis or Valkey: its settings, its errors in our words, and the pump that batches commands.
+
+Shared by the message layer and by what goes through the cache; `error` is what a server that cannot be used is called
+by whoever asks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from toolfleet.schemas.errors import BrokerUnavailable, UnsafeSettings
+from toolfleet.schemas.errors import BrokerUnavailable, ToolfleetError, UnsafeSettings
 
 CONNECT_S: Final = 3.0
 SOCKET_S: Final = 5.0  # longer than the longest command that blocks (streams.BLOCK_S)
@@ -25,7 +29,9 @@ PIPELINE_MAX: Final = 1000  # commands in one pipeline: bounds what one answer h
 SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
 
 
-def open_client(url: str, *, name: str) -> Redis:
+def open_client(
+    url: str, *, name: str, what: str = "broker", connect_s: float = CONNECT_S, socket_s: float = SOCKET_S
+) -> Redis:
     """A client that connects with its first command. Raises UnsafeSettings for a URL that cannot be read."""
     parts = urlsplit(url)
     plain = urlunsplit(parts._replace(scheme=SCHEMES.get(parts.scheme, parts.scheme)))
@@ -33,11 +39,11 @@ def open_client(url: str, *, name: str) -> Redis:
         pool = BlockingConnectionPool.from_url(
             plain,
             max_connections=CONNECTIONS_MAX,
-            timeout=SOCKET_S,
+            timeout=socket_s,
             protocol=2,
             client_name=name,
-            socket_connect_timeout=CONNECT_S,
-            socket_timeout=SOCKET_S,
+            socket_connect_timeout=connect_s,
+            socket_timeout=socket_s,
             socket_keepalive=True,
             health_check_interval=HEALTH_S,
             # Once: a connection the server closed meanwhile. What was sent may have been done: at least once.
@@ -45,22 +51,22 @@ def open_client(url: str, *, name: str) -> Redis:
         )
     except (ValueError, TypeError) as exc:
         raise UnsafeSettings(
-            "the broker URL cannot be read as one of Redis", hint="Write it as redis://host:6379/0."
+            f"the {what} URL cannot be read as one of Redis", hint="Write it as redis://host:6379/0."
         ) from exc
     return Redis.from_pool(pool)
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Inside, a server that cannot be used is BrokerUnavailable. Errors of single commands pass."""
+def translated(error: type[ToolfleetError] = BrokerUnavailable) -> Iterator[None]:
+    """Inside, a server that cannot be used is `error`. Errors of single commands pass."""
     try:
         yield
     except AuthenticationError as exc:
-        raise BrokerUnavailable(f"Redis refused the login: {exc}", hint="Check user and password.") from exc
+        raise error(f"Redis refused the login: {exc}", hint="Check user and password.") from exc
     except ResponseError:
         raise
     except (RedisError, OSError, TimeoutError) as exc:
-        raise BrokerUnavailable(
+        raise error(
             f"Redis cannot be used: {type(exc).__name__}: {exc}",
             hint="Check that it runs and can be reached; nothing that was accepted is lost.",
         ) from exc
@@ -75,14 +81,15 @@ class _Asked:
 class Pump:
     """Sends what many callers ask at the same time in one pipeline; each gets the answers to its own commands."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, *, error: type[ToolfleetError] = BrokerUnavailable) -> None:
         self._redis = redis
+        self._error = error
         self._asked: deque[_Asked] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def run(self, commands: Sequence[tuple[Any, ...]], *, errors: bool = False) -> list[Any]:
-        """The answers, in order. An answer that is an error is raised as BrokerUnavailable (NOGROUP as it came),
-        or with `errors` returned in its place. Cancelling the caller does not stop what was asked."""
+        """The answers, in order. An answer that is an error is raised as `error` (NOGROUP as it came), or with
+        `errors` returned in its place. Cancelling the caller does not stop what was asked."""
         if not commands:
             return []
         asked = _Asked(commands, asyncio.get_running_loop().create_future())
@@ -93,7 +100,7 @@ class Pump:
         if not errors:
             for answer in answers:
                 if isinstance(answer, Exception):
-                    raise _refused(answer)
+                    raise self._refused(answer)
         return answers
 
     async def aclose(self) -> None:
@@ -119,10 +126,10 @@ class Pump:
             for command in asked.commands:
                 pipeline.execute_command(*command)
         try:
-            with translated():
+            with translated(self._error):
                 answers = await pipeline.execute(raise_on_error=False)
         except BaseException as exc:
-            failed = exc if isinstance(exc, Exception) else BrokerUnavailable("the message layer was closed")
+            failed = exc if isinstance(exc, Exception) else self._error("the connection was closed")
             for asked in batch:
                 if not asked.answer.done():
                     asked.answer.set_exception(failed)
@@ -137,10 +144,7 @@ class Pump:
             if not asked.answer.done():
                 asked.answer.set_result(mine)
 
-
-def _refused(answer: Exception) -> Exception:
-    if isinstance(answer, ResponseError) and "NOGROUP" in str(answer):
-        return answer
-    return BrokerUnavailable(
-        f"Redis refused a command: {answer}", hint="Look at the server's memory and role."
-    )
+    def _refused(self, answer: Exception) -> Exception:
+        if isinstance(answer, ResponseError) and "NOGROUP" in str(answer):
+            return answer
+        return self._error(f"Redis refused a command: {answer}", hint="Look at the server's memory and role.")
