@@ -45,6 +45,7 @@ class Usage:
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     known: bool = True
+    cache_written_tokens: int = 0  # of the input, what the provider put into its cache and charges more for
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,13 @@ class ModelFault:
 
     kind: Literal[
         "rate_limited",
+        "quota",  # nothing left of what the account may use: waiting does not help
         "unavailable",
         "timeout",
         "connection",
         "bad_request",
+        "context_length",
+        "content_filter",
         "auth",
         "bad_reply",
         "not_found",

@@ -6,20 +6,28 @@ given. Nothing is repaired here: argument texts go on as they came. Raises Model
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
+from toolfleet.adapters.llm.answers import (
+    Answer,
+    body_of,
+    count_of,
+    details_of,
+    estimated_usage,
+    part_text,
+    raw_call,
+    text_or_none,
+)
 from toolfleet.adapters.llm.chat_render import WIRE
+from toolfleet.adapters.llm.chat_stream import ChatStream
 from toolfleet.adapters.llm.faults import bad_reply, fault_in_body, request_id_of
-from toolfleet.adapters.llm.strict_json import dumps, loads, storable
+from toolfleet.adapters.llm.strict_json import storable
 from toolfleet.schemas.errors import ModelError
 from toolfleet.schemas.model import Finish, ModelFault, ModelReply, RawCall, Usage
 
-BYTES_PER_TOKEN: Final = 4  # OpenAI's rule of thumb, for servers that count nothing
 _LENGTH: Final = frozenset({"length", "max_tokens", "model_length"})
 _FILTERED: Final = frozenset({"content_filter", "safety", "recitation", "sensitive", "prohibited_content"})
 # The server gave up in the middle: DeepSeek, OpenRouter, SGLang and vLLM, Zhipu, Gemini.
@@ -28,22 +36,10 @@ _BROKEN_OFF: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One HTTP answer of status 200, and what of its request is needed to read it."""
-
-    body: bytes
-    host: str
-    model: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    request_bytes: int = 0
-    output_tokens_max: int | None = None
-
-
 def parse_reply(answer: Answer) -> ModelReply:
     """The reply in the answer. Raises ModelError: no JSON, an error, no choices, no message, broken off."""
+    body = _streamed(answer) if answer.streamed else body_of(answer)
     request_id = request_id_of(answer.headers)
-    body = _object(answer, request_id)
     fault = fault_in_body(body, answer.headers, answer.host)
     if fault is not None:
         raise ModelError(fault)
@@ -74,29 +70,14 @@ def parse_reply(answer: Answer) -> ModelReply:
         model=model if isinstance(model, str) and model else answer.model,
         usage=usage,
         refusal=storable(refusal),
-        request_id=request_id or _text_or_none(body.get("id")),
+        request_id=request_id or text_or_none(body.get("id")),
     )
 
 
-def _object(answer: Answer, request_id: str | None) -> dict[str, Any]:
-    body: Any = None
-    with contextlib.suppress(ValueError):
-        body = loads(answer.body)
-    # Raised outside an `except`: a parser's exception holds the whole text it could not read.
-    if isinstance(body, dict):
-        return body
-    raise ModelError(bad_reply(answer.host, _kind_of(answer), request_id))
-
-
-def _kind_of(answer: Answer) -> str:
-    head = answer.body[:64].lstrip().lower()
-    if not head:
-        return "an empty answer"
-    if head.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "a web page instead of an answer (is the base URL right, and does it end in /v1?)"
-    if head.startswith((b"data:", b"event:", b":")):
-        return "a stream although none was asked for"
-    return "an answer that is no JSON object, or is cut off"
+def _streamed(answer: Answer) -> dict[str, Any]:
+    stream = ChatStream(answer.host, answer.headers)
+    stream.feed(answer.body)
+    return stream.body()
 
 
 def _first_choice(choices: Any) -> dict[str, Any] | None:
@@ -124,30 +105,21 @@ def _call(call: Any) -> RawCall:
         if isinstance(custom, dict) and custom.get("name"):
             function = {"name": custom["name"], "arguments": custom.get("input")}
     function = function if isinstance(function, dict) else {}
-    arguments = function.get("arguments")
-    if arguments is not None and not isinstance(arguments, str):
-        arguments = dumps(arguments).decode()  # servers that send the object itself
-    name = function.get("name")
-    return RawCall(_text_or_none(call.get("id")), name if isinstance(name, str) else "", arguments)
+    return raw_call(call.get("id"), function.get("name"), function.get("arguments"))
 
 
 def _texts(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Text and refusal. Content may be a list of parts (Mistral); only text counts, not thinking or references."""
     content = message.get("content")
-    refusal = _text_or_none(message.get("refusal"))
+    refusal = text_or_none(message.get("refusal"))
     if not isinstance(content, list):
         return (content if isinstance(content, str) else None), refusal
     parts = [part for part in content if isinstance(part, dict)]
-    refused = "".join(_part(part, "refusal") for part in parts if part.get("type") == "refusal")
+    refused = "".join(part_text(part, "refusal") for part in parts if part.get("type") == "refusal")
     text = "".join(
-        _part(part, "text") for part in parts if part.get("type", "text") in ("text", "output_text")
+        part_text(part, "text") for part in parts if part.get("type", "text") in ("text", "output_text")
     )
     return text or None, refusal or refused or None
-
-
-def _part(part: Mapping[str, Any], key: str) -> str:
-    value = part.get(key)
-    return value if isinstance(value, str) else ""
 
 
 def _finish(
@@ -182,36 +154,19 @@ def _usage(usage: Any, answer: Answer, text: str | None, calls: tuple[RawCall, .
     """Tokens as the server counted them; an estimate from the bytes, marked as such, where it counted none."""
     given = usage if isinstance(usage, dict) else {}
     read, written = (
-        _count(given, "prompt_tokens", "input_tokens"),
-        _count(given, "completion_tokens", "output_tokens"),
+        count_of(given, "prompt_tokens", "input_tokens"),
+        count_of(given, "completion_tokens", "output_tokens"),
     )
     if read == 0 and written == 0:
-        size = len(text or "") + sum(len(call.name) + len(call.arguments or "") for call in calls)
-        return Usage(
-            1 + answer.request_bytes // BYTES_PER_TOKEN, 1 + size // BYTES_PER_TOKEN, 0, 0, known=False
-        )
-    reading, writing = _details(given, "prompt_tokens_details"), _details(given, "completion_tokens_details")
-    cached = _count(reading, "cached_tokens") or _count(given, "prompt_cache_hit_tokens", "cached_tokens")
-    reasoning = _count(writing, "reasoning_tokens") or _count(given, "reasoning_tokens")
-    hidden = _count(given, "total_tokens") - read - written
+        return estimated_usage(answer, text, calls)
+    reading, writing = (
+        details_of(given, "prompt_tokens_details"),
+        details_of(given, "completion_tokens_details"),
+    )
+    cached = count_of(reading, "cached_tokens") or count_of(given, "prompt_cache_hit_tokens", "cached_tokens")
+    reasoning = count_of(writing, "reasoning_tokens") or count_of(given, "reasoning_tokens")
+    hidden = count_of(given, "total_tokens") - read - written
     if hidden > 0:  # xAI and Gemini count reasoning in the total only, and charge it as output
         written += hidden
         reasoning = max(reasoning, hidden)
     return Usage(read, written, min(cached, read), min(reasoning, written))
-
-
-def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    details = usage.get(key)
-    return details if isinstance(details, dict) else {}
-
-
-def _count(usage: Mapping[str, Any], *keys: str) -> int:
-    for key in keys:
-        value = usage.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            return int(value)
-    return 0
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None

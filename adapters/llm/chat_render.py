@@ -7,13 +7,19 @@ differ from turn to turn (tool_choice, limits, user) stands behind the history. 
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, assert_never
 
-from toolfleet.adapters.llm.profiles import GENERIC, ChatProfile
+from toolfleet.adapters.llm.profiles import GENERIC, Profile
+from toolfleet.adapters.llm.rendering import (
+    Message,
+    Renderer,
+    legal_name,
+    model_name,
+    sent_arguments,
+    user_of,
+    wire_ids,
+)
 from toolfleet.adapters.llm.strict_json import dumps
 from toolfleet.schemas.agents import AgentSpec, ExampleTurn
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeItem, NoticeItem, UserItem
@@ -23,99 +29,81 @@ from toolfleet.schemas.tool_text import model_description, model_parameters
 from toolfleet.schemas.tools import ToolSpec
 
 WIRE: Final = "chat_completions"
-_PREFIXES_MAX: Final = (
-    64  # versions of agents one process serves at a time; more cost a new rendering, no more
-)
-_NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
-_NAME_CHARS_MAX: Final = 64
-
-Message = dict[str, Any]
+_REASONING: Final = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
+_REWRITTEN: Final = frozenset(
+    {"role", "tool_calls", "function_call"}
+)  # function_call: the old form, never written
 
 
-class ChatRenderer:
+class ChatRenderer(Renderer):
     """Renders requests for one provider profile, with the prefixes it has rendered before at hand."""
 
-    def __init__(self, profile: ChatProfile = GENERIC) -> None:
-        self._profile = profile
-        # By identity of agent and tools, which the entry keeps alive, so that no identity is used again meanwhile.
-        self._prefixes: OrderedDict[tuple[int, int], tuple[AgentSpec, tuple[ToolSpec, ...], bytes]] = (
-            OrderedDict()
-        )
+    def __init__(self, profile: Profile = GENERIC) -> None:
+        super().__init__(profile)
 
-    def render(self, request: ModelRequest) -> bytes:
-        """The whole body, byte for byte as it is sent."""
-        prefix = self._prefix(request.agent, request.tools)
-        history = dumps(list(rendered_items(request.items)))[1:-1]
-        options = dumps(rendered_options(request, self._profile))
-        separator = b"," if history and not prefix.endswith(b"[") else b""
-        return b"".join((prefix, separator, history, b"],", options[1:]))
+    def prefix(self, agent: AgentSpec, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+        messages: list[Message] = []
+        if agent.instructions:
+            messages.append({"role": self.profile.instructions_role, "content": agent.instructions})
+        for example in agent.examples:
+            messages.extend(_example(example, self.profile))
+        head: dict[str, Any] = {"model": model_name(agent, self.profile)}
+        if tools:
+            head["tools"] = [_definition(tool) for tool in tools]
+        head["messages"] = messages
+        return head
 
-    def _prefix(self, agent: AgentSpec, tools: tuple[ToolSpec, ...]) -> bytes:
-        key = (id(agent), id(tools))
-        known = self._prefixes.get(key)
-        if known is not None:
-            self._prefixes.move_to_end(key)
-            return known[2]
-        prefix = rendered_prefix(agent, tools, self._profile)
-        self._prefixes[key] = (agent, tools, prefix)
-        if len(self._prefixes) > _PREFIXES_MAX:
-            self._prefixes.popitem(last=False)
-        return prefix
+    def history(self, request: ModelRequest) -> list[Message]:
+        return list(rendered_items(request.items, self.profile))
+
+    def options(self, request: ModelRequest) -> dict[str, Any]:
+        return rendered_options(request, self.profile)
 
 
-def rendered_prefix(agent: AgentSpec, tools: Sequence[ToolSpec], profile: ChatProfile) -> bytes:
-    """The body up to the history: `{"model":…,"tools":[…],"messages":[…`, without a comma at its end."""
-    messages: list[Message] = []
-    if agent.instructions:
-        messages.append({"role": profile.instructions_role, "content": agent.instructions})
-    for example in agent.examples:
-        messages.extend(_example(example))
-    head: dict[str, Any] = {"model": agent.model}
-    if tools:
-        head["tools"] = [_definition(tool) for tool in tools]
-    head["messages"] = messages
-    return dumps(head)[:-2]
-
-
-def rendered_items(items: Sequence[Item]) -> Iterator[Message]:
+def rendered_items(items: Sequence[Item], profile: Profile = GENERIC) -> Iterator[Message]:
     """The messages of the history, oldest first; a merge gives one per result, contiguous, in call order."""
+    ids: dict[str, str] = {}
     for item in items:
         match item:
             case UserItem(text=text) | NoticeItem(text=text):
                 yield {"role": "user", "content": text}
             case AssistantItem():
-                yield _assistant(item)
+                ids = wire_ids(item.calls, profile)
+                yield _assistant(item, ids, profile)
             case MergeItem(results=results):
                 for result in results:
-                    yield {"role": "tool", "tool_call_id": result.wire_id, "content": result.content}
+                    wire_id = ids.get(result.wire_id, result.wire_id)
+                    yield {"role": "tool", "tool_call_id": wire_id, "content": result.content}
             case _:
                 assert_never(item)
 
 
-def rendered_options(request: ModelRequest, profile: ChatProfile) -> dict[str, Any]:
+def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
     """What stands behind the messages: sampling, limit, and what may be called in this turn."""
-    agent = request.agent
+    agent, model = request.agent, model_name(request.agent, profile)
     options: dict[str, Any] = {profile.output_limit: request.output_tokens_max}
-    if agent.temperature is not None:
+    if agent.temperature is not None and not model.startswith(profile.no_sampling_models or "\0"):
         options["temperature"] = agent.temperature
     if request.tools:
         options["tool_choice"] = _tool_choice(request, profile)
-        if not agent.model.startswith(profile.not_parallel_models):
+        if profile.parallel and not model.startswith(profile.not_parallel_models or "\0"):
             options["parallel_tool_calls"] = request.parallel
-    if request.user:
-        user = request.user
-        if len(user) > profile.user_chars_max:
-            user = hashlib.sha256(user.encode(errors="replace")).hexdigest()
+    user = user_of(request, profile)
+    if user and profile.user:
         options[profile.user] = user
     return options
 
 
-def _tool_choice(request: ModelRequest, profile: ChatProfile) -> str | dict[str, Any]:
+def _tool_choice(request: ModelRequest, profile: Profile) -> str | dict[str, Any]:
     choice, allowed = request.tool_choice, request.allowed
     if choice == "none" or (allowed is not None and not allowed):
         return "none"
     if choice not in ("auto", "required"):
+        if "function" not in profile.tool_choices:
+            return "auto"
         return {"type": "function", "function": {"name": choice}}
+    if choice not in profile.tool_choices:
+        return "auto"
     if allowed is None or not profile.allowed_tools:
         # Where the provider cannot be told, the definitions stay (the prefix is worth more than the hint) and the
         # runtime alone refuses what is not allowed.
@@ -134,15 +122,22 @@ def _definition(tool: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _example(example: ExampleTurn) -> Iterator[Message]:
+def _example(example: ExampleTurn, profile: Profile) -> Iterator[Message]:
     yield {"role": "user", "content": example.user}
     if example.calls:
-        calls = [_call(call.id, call.name, dumps(call.arguments).decode()) for call in example.calls]
-        yield {"role": "assistant", "content": None, "tool_calls": calls}
+        calls = [
+            ItemCall(call.id, call.id, call.name, dumps(call.arguments).decode()) for call in example.calls
+        ]
+        ids = wire_ids(calls, profile)
+        yield {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [_call(ids[call.wire_id], call.name, call.arguments) for call in calls],
+        }
         for call in example.calls:
             # In the envelope that real results come in: an example in another form would teach the wrong one.
             content = success(dumps(call.result), provenance=call.name)
-            yield {"role": "tool", "tool_call_id": call.id, "content": content}
+            yield {"role": "tool", "tool_call_id": ids[call.id], "content": content}
     yield {"role": "assistant", "content": example.answer}
 
 
@@ -150,51 +145,55 @@ def _call(wire_id: str, name: str, arguments: str) -> Message:
     return {"id": wire_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _assistant(item: AssistantItem) -> Message:
+def _assistant(item: AssistantItem, ids: Mapping[str, str], profile: Profile) -> Message:
     if item.wire == WIRE and item.provider is not None:
-        message = _replayed(item.provider, item.calls)
+        message = _replayed(item.provider, item.calls, ids, profile)
     else:
         message = {"role": "assistant", "content": item.text}
         if item.calls:
             message["tool_calls"] = [
-                _call(call.wire_id, _legal(call.name), call.arguments) for call in item.calls
+                _call(ids[call.wire_id], legal_name(call.name, profile), call.arguments)
+                for call in item.calls
             ]
     if not item.calls and not message.get("content"):
         message["content"] = item.text or ""  # null is only taken beside calls
     return message
 
 
-def _replayed(provider: Mapping[str, Any], calls: Sequence[ItemCall]) -> Message:
+def _replayed(
+    provider: Mapping[str, Any], calls: Sequence[ItemCall], ids: Mapping[str, str], profile: Profile
+) -> Message:
     """The provider's own message, for what only it understands (reasoning, signatures), made fit to be sent.
 
-    Arguments and ids are ours: real models write texts that are no JSON, and ids that are empty or doubled, and the
-    same provider answers 400 to them. Fields that say nothing are left out: `tool_calls: []` is refused as well
-    ("[] is too short"), and `function_call` is the old form of what stands in tool_calls.
+    Arguments and ids are ours where its own are no JSON, empty or doubled: the same provider answers 400 to them.
+    Fields that say nothing are left out (`tool_calls: []` is "too short"), and so is reasoning the profile does not
+    want back. It is stored all the same.
     """
-    message = {
-        key: value
-        for key, value in provider.items()
-        if value is not None and value != [] and key not in ("tool_calls", "function_call", "audio")
-    }
-    if not message.get("refusal"):
-        message.pop("refusal", None)
-    message["role"] = "assistant"
+    message: Message = {"role": "assistant"}
+    for key, value in provider.items():
+        if key in _REWRITTEN or key in profile.unsent or value is None or value == []:
+            continue
+        if key in _REASONING and (key not in profile.reasoning_sent or not calls):
+            continue
+        if key == "refusal" and not value:
+            continue
+        message[key] = value
     message.setdefault("content", None)
     if calls:
         given = provider.get("tool_calls")
         given = given if isinstance(given, list) and len(given) == len(calls) else [None] * len(calls)
-        message["tool_calls"] = [_replayed_call(old, call) for old, call in zip(given, calls, strict=True)]
+        message["tool_calls"] = [
+            _replayed_call(old, call, ids[call.wire_id], profile)
+            for old, call in zip(given, calls, strict=True)
+        ]
     return message
 
 
-def _replayed_call(old: Any, call: ItemCall) -> Message:
-    new = _call(call.wire_id, _legal(call.name), call.arguments)
+def _replayed_call(old: Any, call: ItemCall, wire_id: str, profile: Profile) -> Message:
+    name = legal_name(call.name, profile)
     if not isinstance(old, dict) or not isinstance(old.get("function"), dict):
-        return new
-    function = {**old["function"], **new["function"]}
-    return {**{key: value for key, value in old.items() if key != "custom"}, **new, "function": function}
-
-
-def _legal(name: str) -> str:
-    """A name a model made up, in the letters providers take back in a history (400 for others: `^[a-zA-Z0-9_-]+$`)."""
-    return _NOT_IN_NAMES.sub("_", name)[:_NAME_CHARS_MAX] or "unnamed"
+        return _call(wire_id, name, call.arguments)
+    function = old["function"]
+    new = _call(wire_id, name, sent_arguments(function.get("arguments"), call.arguments))
+    kept = {key: value for key, value in old.items() if key != "custom"}
+    return {**kept, **new, "function": {**function, **new["function"]}}

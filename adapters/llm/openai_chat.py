@@ -16,11 +16,12 @@ import aiohttp
 import httpx2
 import openai
 
-from toolfleet.adapters.llm.chat_parse import Answer, parse_reply
+from toolfleet.adapters.llm.answers import Answer
+from toolfleet.adapters.llm.chat_parse import parse_reply
 from toolfleet.adapters.llm.chat_render import ChatRenderer
 from toolfleet.adapters.llm.faults import bad_reply, fault_of_exception, request_id_of
 from toolfleet.adapters.llm.prices import PriceTable
-from toolfleet.adapters.llm.profiles import DEFAULT_BASE_URL, ChatProfile, profile_for
+from toolfleet.adapters.llm.profiles import DEFAULT_BASE_URL, Profile, profile_for
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.errors import ModelError, UnsafeSettings
 from toolfleet.schemas.model import ModelFault, ModelReply, ModelRequest, Usage
@@ -50,7 +51,7 @@ class OpenAIChatClient:
         timeout_s: float | None = None,
         organization: str | None = None,
         project: str | None = None,
-        profile: ChatProfile | None = None,
+        profile: Profile | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """Raises UnsafeSettings: a base URL that is none, no key for a server that is not on this machine."""

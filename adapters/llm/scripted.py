@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import orjson
 
-from toolfleet.adapters.llm.chat_parse import BYTES_PER_TOKEN, Answer, parse_reply
+from toolfleet.adapters.llm.answers import BYTES_PER_TOKEN, Answer
+from toolfleet.adapters.llm.chat_parse import parse_reply
 from toolfleet.adapters.llm.chat_render import ChatRenderer
 from toolfleet.adapters.llm.prices import PriceTable
 from toolfleet.adapters.llm.strict_json import dumps

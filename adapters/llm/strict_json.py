@@ -74,5 +74,7 @@ def _finite(value: Any) -> Any:
             return [_finite(inner) for inner in value]
         case float() if not math.isfinite(value):
             return None
+        case orjson.Fragment():
+            return json.loads(value.contents)
         case _:
             return value

@@ -205,7 +205,7 @@ def test_a_redirect_is_not_followed() -> None:
         ({**completion(), "choices": [{"index": 0, "message": None}]}, "without a message"),
         (b"<!doctype html><html></html>", "web page"),
         (b"", "empty answer"),
-        (b"data: {}\n\ndata: [DONE]\n\n", "stream"),
+        (b"data: {}\n\ndata: [DONE]\n\n", "without choices"),
         (b'{"choices": [{"message": {"content": "Hel', "cut off"),
     ],
 )

@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 import pytest
 
-from toolfleet.adapters.llm.chat_parse import Answer, parse_reply
+from toolfleet.adapters.llm.answers import Answer
+from toolfleet.adapters.llm.chat_parse import parse_reply
 from toolfleet.adapters.llm.chat_render import rendered_items
 from toolfleet.adapters.llm.faults import fault_of_status, retry_after_s
 from toolfleet.schemas.conversation import AssistantItem, ItemCall
@@ -137,6 +138,7 @@ def test_a_recorded_turn_is_replayed_with_its_calls_and_nothing_a_provider_refus
 
 
 RIGHT_FAULTS = {400: ("bad_request", False), 401: ("auth", False), 404: ("not_found", False)}
+TOO_LONG = ("x-ruby_llm-f18802c5b9-0", "x-ruby_llm-444df28826-0", "x-ruby_llm-9c52e55c40-0")
 RIGHT_FAULTS |= {429: ("rate_limited", True), 529: ("unavailable", True)}
 
 
@@ -144,7 +146,10 @@ RIGHT_FAULTS |= {429: ("rate_limited", True), 529: ("unavailable", True)}
 def test_a_recorded_error_is_classed_by_its_status(record: dict[str, Any]) -> None:
     fault = fault_of_status(record["status"], record["headers"], record["body"], HOST)
 
-    assert (fault.kind, fault.retryable) == RIGHT_FAULTS[record["status"]]
+    too_long = record["id"] in TOO_LONG
+    assert (fault.kind, fault.retryable) == (
+        ("context_length", False) if too_long else RIGHT_FAULTS[record["status"]]
+    )
     assert fault.status == record["status"] and fault.message.startswith(
         f"{HOST} answered {record['status']}"
     )
@@ -157,16 +162,23 @@ def test_a_recorded_error_is_classed_by_its_status(record: dict[str, Any]) -> No
 def test_an_error_inside_an_answer_of_status_200_is_an_error(record: dict[str, Any]) -> None:
     fault = _fault(record["body"])
 
-    quota = record["body"]["error"].get("code") == "insufficient_quota"
-    assert (fault.kind, fault.retryable) == (("rate_limited" if quota else "bad_request"), False)
+    code = record["body"]["error"].get("code")
+    right = {"insufficient_quota": "quota", "content_filter": "content_filter"}.get(code, "bad_request")
+    assert (fault.kind, fault.retryable) == (right, False)
 
 
 @_named(STREAMS)
-def test_a_stream_nobody_asked_for_runs_no_call_and_is_asked_for_again(record: dict[str, Any]) -> None:
-    fault = _fault(record["body"].encode())
+def test_a_stream_nobody_asked_for_is_read_and_never_half_of_it(record: dict[str, Any]) -> None:
+    whole = record["body"].encode()
 
-    assert (fault.kind, fault.retryable, fault.status) == ("bad_reply", True, None)
-    assert "stream" in fault.message
+    broken = _fault(whole[:-1])
+
+    assert broken.retryable and broken.status is None
+    if '"error"' in record["body"]:
+        assert _fault(whole).retryable
+    else:
+        reply = parse_reply(_answer(whole))
+        assert reply.calls and reply.finish == "tool_calls"
 
 
 @pytest.mark.parametrize(
@@ -299,12 +311,12 @@ def test_an_error_in_a_200_is_read_by_code_and_type(error: Any, kind: str, retry
         (301, "bad_request", False),
         (400, "bad_request", False),
         (401, "auth", False),
-        (402, "rate_limited", False),
+        (402, "quota", False),
         (403, "auth", False),
         (404, "not_found", False),
         (408, "timeout", True),
         (409, "unavailable", True),
-        (413, "bad_request", False),
+        (413, "context_length", False),
         (422, "bad_request", False),
         (429, "rate_limited", True),
         (500, "unavailable", True),
@@ -331,7 +343,7 @@ def test_a_used_up_quota_is_not_waited_for() -> None:
 
     fault = fault_of_status(429, {"retry-after": "5"}, body, HOST)
 
-    assert (fault.kind, fault.retryable, fault.retry_after_s) == ("rate_limited", False, None)
+    assert (fault.kind, fault.retryable, fault.retry_after_s) == ("quota", False, None)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from toolfleet.adapters.llm.chat_parse import Answer, parse_reply
+from toolfleet.adapters.llm.answers import Answer
+from toolfleet.adapters.llm.chat_parse import parse_reply
 from toolfleet.adapters.llm.chat_render import ChatRenderer
-from toolfleet.adapters.llm.profiles import GENERIC, OPENAI, ChatProfile, profile_for
+from toolfleet.adapters.llm.profiles import GENERIC, OPENAI, Profile, profile_for
 from toolfleet.schemas.agents import AgentSpec, ExampleCall, ExampleTurn
 from toolfleet.schemas.conversation import (
     AssistantItem,
@@ -54,7 +55,7 @@ def _request(*items: Item, agent: AgentSpec | None = None, **more: Any) -> Model
     return ModelRequest(agent, items or (UserItem("Hello"),), more.pop("tools", agent.tools), **more)
 
 
-def _body(request: ModelRequest, profile: ChatProfile = GENERIC) -> dict[str, Any]:
+def _body(request: ModelRequest, profile: Profile = GENERIC) -> dict[str, Any]:
     body: dict[str, Any] = orjson.loads(ChatRenderer(profile).render(request))
     return body
 
@@ -250,7 +251,7 @@ def test_a_name_a_model_made_up_is_sent_back_in_letters_the_provider_takes() -> 
 
 
 def test_the_choice_of_tools_is_said_in_the_provider_s_way_or_left_to_the_runtime() -> None:
-    def choice(profile: ChatProfile = GENERIC, **more: Any) -> Any:
+    def choice(profile: Profile = GENERIC, **more: Any) -> Any:
         return _body(_request(**more), profile)["tool_choice"]
 
     assert [choice(tool_choice=mode) for mode in ("auto", "required", "none")] == ["auto", "required", "none"]

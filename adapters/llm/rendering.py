@@ -1,0 +1,144 @@
+"""What the renderers of all wires share: the kept prefix, what is sent back of a call, names and ids a wire takes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from toolfleet.adapters.llm.profiles import Profile
+from toolfleet.adapters.llm.strict_json import dumps
+from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.conversation import ItemCall
+from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.tools import ToolSpec
+
+# Versions of agents one process serves at a time; more cost a new rendering, no more.
+_PREFIXES_MAX: Final = 64
+_NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
+_SAFE_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NINE: Final = re.compile(
+    r"[a-zA-Z0-9]{9}"
+)  # Mistral: "Tool call id has to be defined, a-z, A-Z, 0-9, length 9"
+_LONG_NUMBER: Final = re.compile(r"\d{16}")  # longer integers are not exact in every reader
+
+Message = dict[str, Any]
+
+
+class Renderer:
+    """ModelRequest -> the bytes of a request: a prefix that is the same for a version, the history, then the options.
+
+    The same request gives the same bytes. The prefix is rendered once and kept, and cached by the provider as well.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        # By identity of agent and tools, which the entry keeps alive, so that no identity is used again meanwhile.
+        self._prefixes: OrderedDict[tuple[int, int], tuple[AgentSpec, tuple[ToolSpec, ...], bytes]] = (
+            OrderedDict()
+        )
+
+    def render(self, request: ModelRequest) -> bytes:
+        """The whole body, byte for byte as it is sent."""
+        prefix = self._prefix(request.agent, request.tools)
+        history = dumps(self.history(request))[1:-1]
+        options = dumps(self.options(request))
+        separator = b"," if history and not prefix.endswith(b"[") else b""
+        return b"".join((prefix, separator, history, b"],", options[1:]))
+
+    @abstractmethod
+    def prefix(self, agent: AgentSpec, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+        """The body up to the history, whose list (with the examples in it) is its last value."""
+
+    @abstractmethod
+    def history(self, request: ModelRequest) -> list[Message]:
+        """The items, oldest first."""
+
+    @abstractmethod
+    def options(self, request: ModelRequest) -> dict[str, Any]:
+        """What stands behind the history: limits, sampling, what may be called in this turn. Never empty."""
+
+    def _prefix(self, agent: AgentSpec, tools: tuple[ToolSpec, ...]) -> bytes:
+        key = (id(agent), id(tools))
+        known = self._prefixes.get(key)
+        if known is not None:
+            self._prefixes.move_to_end(key)
+            return known[2]
+        prefix = dumps(self.prefix(agent, tools))[:-2]
+        self._prefixes[key] = (agent, tools, prefix)
+        if len(self._prefixes) > _PREFIXES_MAX:
+            self._prefixes.popitem(last=False)
+        return prefix
+
+
+def sent_arguments(raw: Any, ours: str) -> str:
+    """The text of a call's arguments as it goes back: the provider's own, where it says exactly what ours says.
+
+    Real models write texts that are no JSON, and the same provider answers 400 to them; and what a person changed
+    before it ran is not what the model wrote. Ours is canonical, so equal values written otherwise keep their bytes.
+    """
+    if not isinstance(raw, str) or raw == ours:
+        return ours
+    try:
+        same = _sorted(raw) == _sorted(ours) and not _LONG_NUMBER.search(raw)
+    except ValueError:
+        return ours
+    return raw if same else ours
+
+
+def _sorted(text: str) -> bytes:
+    return orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS)
+
+
+def legal_name(name: str, profile: Profile) -> str:
+    """A name a model made up, in the letters providers take back in a history (400 for others)."""
+    return _NOT_IN_NAMES.sub("_", name)[: profile.name_chars_max] or "unnamed"
+
+
+def wire_ids(calls: Sequence[ItemCall], profile: Profile) -> dict[str, str]:
+    """Id in the conversation -> the id this wire pairs it by: the same wherever the profile takes it.
+
+    Others come from another provider (an agent that changed its model); they are made over, the same every time, and
+    stay distinct in their turn.
+    """
+    taken: set[str] = set()
+    ids: dict[str, str] = {}
+    for call in calls:
+        wire_id = call.wire_id
+        match profile.call_ids:
+            case "any":
+                pass
+            case "safe" if not _SAFE_ID.fullmatch(wire_id):
+                wire_id = _NOT_IN_NAMES.sub("_", wire_id)[:40] + "_" + _digest(wire_id)[:9]
+            case "nine" if not _NINE.fullmatch(wire_id):
+                wire_id = _digest(wire_id)[:9]
+            case _:
+                pass
+        while wire_id in taken:
+            wire_id = _digest(wire_id)[: len(wire_id)]
+        taken.add(wire_id)
+        ids[call.wire_id] = wire_id
+    return ids
+
+
+def user_of(request: ModelRequest, profile: Profile) -> str | None:
+    """Who it is for, short enough for the provider; a longer name as its hash."""
+    user = request.user
+    if user and len(user) > profile.user_chars_max:
+        return hashlib.sha256(user.encode(errors="replace")).hexdigest()[: profile.user_chars_max]
+    return user or None
+
+
+def model_name(agent: AgentSpec, profile: Profile) -> str:
+    """The model as its server calls it: without the provider in front (`anthropic:claude-...`)."""
+    provider, colon, name = agent.model.partition(":")
+    return name if colon and provider == profile.name else agent.model
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()

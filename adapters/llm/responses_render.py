@@ -1,0 +1,206 @@
+"""ModelRequest -> the bytes of a Responses request: items in, the provider's own output items back in their places.
+
+Reasoning belongs to the calls behind it. Where the provider keeps nothing, it goes back in its encrypted form; without
+one it is left out, together with the ids of what it stood before, which would ask for it (B113).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, assert_never
+
+from toolfleet.adapters.llm.profiles import OPENAI_RESPONSES, Profile
+from toolfleet.adapters.llm.rendering import (
+    Message,
+    Renderer,
+    legal_name,
+    model_name,
+    sent_arguments,
+    user_of,
+    wire_ids,
+)
+from toolfleet.adapters.llm.strict_json import dumps
+from toolfleet.schemas.agents import AgentSpec, ExampleTurn
+from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeItem, NoticeItem, UserItem
+from toolfleet.schemas.envelopes import success
+from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.tools import ToolSpec
+
+WIRE: Final = "responses"
+_CALLS: Final = frozenset({"function_call", "custom_tool_call"})
+_ENCRYPTED: Final = "reasoning.encrypted_content"
+_OUTPUT_ONLY: Final = frozenset({"parsed_arguments", "created_by"})
+
+
+class ResponsesRenderer(Renderer):
+    """Renders requests for one provider profile, with the prefixes it has rendered before at hand."""
+
+    def __init__(self, profile: Profile = OPENAI_RESPONSES) -> None:
+        super().__init__(profile)
+
+    def prefix(self, agent: AgentSpec, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+        head: dict[str, Any] = {"model": model_name(agent, self.profile)}
+        if agent.instructions:
+            head["instructions"] = agent.instructions
+        if tools:
+            head["tools"] = [_definition(tool) for tool in tools]
+        head["input"] = [item for example in agent.examples for item in _example(example, self.profile)]
+        return head
+
+    def history(self, request: ModelRequest) -> list[Message]:
+        items = request.items
+        start = _known_to_server(items) if self.profile.by_previous_id else None
+        ids: dict[str, str] = {}
+        if start is not None:
+            known = items[start]
+            assert isinstance(known, AssistantItem), "what the server has a name for"
+            ids = wire_ids(known.calls, self.profile)
+            items = items[start + 1 :]
+        return list(rendered_items(items, self.profile, ids))
+
+    def options(self, request: ModelRequest) -> dict[str, Any]:
+        return rendered_options(request, self.profile)
+
+
+def rendered_items(
+    items: Sequence[Item], profile: Profile = OPENAI_RESPONSES, ids: Mapping[str, str] | None = None
+) -> Iterator[Message]:
+    """The input items of the history, oldest first; one function_call_output per call, in call order."""
+    ids = ids or {}
+    for item in items:
+        match item:
+            case UserItem(text=text) | NoticeItem(text=text):
+                yield {"role": "user", "content": text}
+            case AssistantItem():
+                ids = wire_ids(item.calls, profile)
+                yield from _assistant(item, ids, profile)
+            case MergeItem(results=results):
+                for result in results:
+                    call_id = ids.get(result.wire_id, result.wire_id)
+                    yield {"type": "function_call_output", "call_id": call_id, "output": result.content}
+            case _:
+                assert_never(item)
+
+
+def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
+    """What stands behind the input: limit, sampling, what may be called in this turn, what is kept."""
+    agent, model = request.agent, model_name(request.agent, profile)
+    options: dict[str, Any] = {profile.output_limit: request.output_tokens_max, "store": profile.stored}
+    if profile.encrypted_reasoning and not profile.stored:
+        options["include"] = [_ENCRYPTED]
+    start = _known_to_server(request.items) if profile.by_previous_id else None
+    if start is not None:
+        known = request.items[start]
+        assert isinstance(known, AssistantItem) and known.provider is not None, "found by its id"
+        options["previous_response_id"] = known.provider["id"]
+    if agent.temperature is not None and not model.startswith(profile.no_sampling_models or "\0"):
+        options["temperature"] = agent.temperature
+    if request.tools:
+        options["tool_choice"] = _tool_choice(request, profile)
+        if profile.parallel:
+            options["parallel_tool_calls"] = request.parallel
+    user = user_of(request, profile)
+    if user and profile.user:
+        options[profile.user] = user
+    return options
+
+
+def _tool_choice(request: ModelRequest, profile: Profile) -> str | dict[str, Any]:
+    choice, allowed = request.tool_choice, request.allowed
+    if choice == "none" or (allowed is not None and not allowed):
+        return "none"
+    if choice not in ("auto", "required"):
+        return {"type": "function", "name": choice} if "function" in profile.tool_choices else "auto"
+    if choice not in profile.tool_choices:
+        return "auto"
+    if allowed is None or not profile.allowed_tools:
+        return choice
+    names = [tool.name for tool in request.tools if tool.name in allowed]
+    return {
+        "type": "allowed_tools",
+        "mode": choice,
+        "tools": [{"type": "function", "name": name} for name in names],
+    }
+
+
+def _definition(tool: ToolSpec) -> dict[str, Any]:
+    # Without `strict` this API makes a schema strict itself, which would change what the tool takes.
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": False,
+    }
+
+
+def _example(example: ExampleTurn, profile: Profile) -> Iterator[Message]:
+    yield {"role": "user", "content": example.user}
+    calls = [ItemCall(call.id, call.id, call.name, dumps(call.arguments).decode()) for call in example.calls]
+    ids = wire_ids(calls, profile)
+    for call in calls:
+        yield _call(ids[call.wire_id], call.name, call.arguments)
+    for example_call in example.calls:
+        content = success(dumps(example_call.result), provenance=example_call.name)
+        yield {"type": "function_call_output", "call_id": ids[example_call.id], "output": content}
+    yield {"role": "assistant", "content": example.answer}
+
+
+def _call(call_id: str, name: str, arguments: str) -> Message:
+    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
+
+
+def _assistant(item: AssistantItem, ids: Mapping[str, str], profile: Profile) -> Iterator[Message]:
+    output = item.provider.get("output") if item.wire == WIRE and item.provider is not None else None
+    if isinstance(output, list) and output:
+        yield from _replayed(output, item.calls, ids, profile)
+        return
+    if item.text or not item.calls:
+        yield {"role": "assistant", "content": item.text or ""}
+    for call in item.calls:
+        yield _call(ids[call.wire_id], legal_name(call.name, profile), call.arguments)
+
+
+def _replayed(
+    output: Sequence[Mapping[str, Any]], calls: Sequence[ItemCall], ids: Mapping[str, str], profile: Profile
+) -> Iterator[Message]:
+    """The provider's items in their order. Calls carry our arguments where its own are not what was carried out."""
+    keeps_ids = True
+    waiting = list(calls)
+    for old in output:
+        kind = old.get("type", "message")
+        if kind == "reasoning" and not (profile.stored or old.get("encrypted_content")):
+            keeps_ids = False
+            continue
+        item = {key: value for key, value in old.items() if value is not None and key not in _OUTPUT_ONLY}
+        if not keeps_ids:
+            item.pop("id", None)
+        if kind in _CALLS:
+            if not waiting:
+                continue
+            call = waiting.pop(0)
+            name = legal_name(call.name, profile)
+            key = "arguments" if kind == "function_call" else "input"
+            text = sent_arguments(old.get(key), call.arguments) if kind == "function_call" else call.arguments
+            item = {
+                **item,
+                "type": "function_call",
+                "call_id": ids[call.wire_id],
+                "name": name,
+                "arguments": text,
+            }
+            if kind == "custom_tool_call":
+                item.pop("input", None)
+                item.pop("id", None)
+        yield item
+    for call in waiting:
+        yield _call(ids[call.wire_id], legal_name(call.name, profile), call.arguments)
+
+
+def _known_to_server(items: Sequence[Item]) -> int | None:
+    """Place of the last reply the server has a name for; None where it knows nothing of this conversation."""
+    for place in range(len(items) - 1, -1, -1):
+        item = items[place]
+        if isinstance(item, AssistantItem) and item.wire == WIRE and (item.provider or {}).get("id"):
+            return place
+    return None
