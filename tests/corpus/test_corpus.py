@@ -59,7 +59,7 @@ def test_a_file_has_one_checker() -> None:
 def test_the_runner_writes_what_it_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = next(iter(checkers()))
+    name = "schemas/mcp_tools.jsonl"
     case = next(cases.read(name, cases.OWN_FOLDER))
     target = tmp_path / "cases" / name
     target.parent.mkdir(parents=True)

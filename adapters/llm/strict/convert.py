@@ -1,0 +1,306 @@
+"""A declared schema -> the strict form of one provider, with the way back, or a refusal that names path and rule.
+
+Pure. What the strict form takes is never more than what is written down here as a note: a constraint it cannot express
+stays for the validation against the declared schema, which every call goes through. Where arguments would be lost (an
+object of any names, a value of any type), they are written in another form that is read back exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toolfleet.adapters.llm.strict.codec import SAME, Boxed, Branch, Codec, Definitions, Reference, Union
+from toolfleet.adapters.llm.strict.kinds import (
+    Part,
+    boxed,
+    constraints_of,
+    described,
+    nullable,
+    with_description,
+)
+from toolfleet.adapters.llm.strict.limits import check_limits, union_count
+from toolfleet.adapters.llm.strict.merge import (
+    ANNOTATIONS,
+    Unsatisfiable,
+    flattened,
+    merged,
+    same_text,
+)
+from toolfleet.adapters.llm.strict.profiles import StrictProfile
+from toolfleet.adapters.llm.strict.values import Values
+from toolfleet.schemas.dialects import Note, Schema, SchemaRefused, joined, resolve
+
+WRAPPED: Final = "arguments"
+_NODES_MAX: Final = 20_000  # far above the largest real schema; what is larger was made to be
+_ANY_VALUE: Final = "any_value"
+# What a branch may say without shaping the value: kept for local validation, and the union needs no branches.
+_CONSTRAINTS_ONLY: Final = ANNOTATIONS | {
+    "required",
+    "not",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+}
+
+_NOT_OF_BRANCHES: Final = ANNOTATIONS | {"$defs", "definitions", "components"}
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The strict form, how arguments get there and back, and what a reader has to know of it."""
+
+    schema: Schema
+    codec: Codec
+    notes: tuple[Note, ...]
+
+
+def convert(root: Schema, profile: StrictProfile) -> Converted:
+    """The strict form of a schema in the words of 2020-12 (see `dialects.plain`). Raises SchemaRefused."""
+    nullable_max: int | None = None
+    if profile.optional == "nullable_then_left_out" and profile.limits.unions is not None:
+        unavoidable = union_count(_converted(root, profile, 0).schema)
+        nullable_max = max(0, profile.limits.unions - unavoidable)
+    converted = _converted(root, profile, nullable_max)
+    check_limits(converted.schema, profile)
+    return converted
+
+
+def _converted(root: Schema, profile: StrictProfile, nullable_max: int | None) -> Converted:
+    converter = Converter(root, profile, nullable_max)
+    try:
+        part = converter.root()
+    except Unsatisfiable as exc:
+        raise SchemaRefused(exc.path, "unsatisfiable", f"no value can fit: {exc}") from None
+    schema = dict(part.schema)
+    definitions = converter.reachable(schema)
+    if definitions:
+        schema["$defs"] = definitions
+    return Converted(schema, part.codec, tuple(dict.fromkeys(converter.notes)))
+
+
+class Converter(Values):
+    """Converts one document for one profile. What is about a single kind of value is in `values` and `objects`."""
+
+    def __init__(self, root: Schema, profile: StrictProfile, nullable_max: int | None) -> None:
+        super().__init__(root, profile, nullable_max)
+        self.definitions = Definitions(declared=root)
+        self._names: dict[str, str] = {}
+        self._open: list[str] = []  # references being converted
+        self._nodes = 0
+
+    def root(self) -> Part:
+        """The whole document: an object, or whatever it is inside one."""
+        flat = flattened(self.document, self.document, "")
+        if "$ref" in flat:
+            flat = merged({}, flat, self.document, "")
+        types = flat.get("type", "object" if constraints_of("object") & flat.keys() else None)
+        if "object" in (types if isinstance(types, list) else [types]) and not self._shaping_union(flat, ""):
+            flat = {key: value for key, value in flat.items() if key not in ("anyOf", "oneOf")}
+            return self.object({**flat, "type": "object"}, "", root=True)
+        self.note("", "root_wrapped", f"it is no plain object and stands inside one, under {WRAPPED!r}")
+        inner = self.part(self.document, "")
+        return Part(boxed(inner.schema, WRAPPED), Boxed(WRAPPED, inner.codec))
+
+    def part(self, node: Schema | bool, path: str) -> Part:
+        """The strict form of one place. Raises Unsatisfiable with the path."""
+        self._nodes += 1
+        if self._nodes > _NODES_MAX:
+            raise SchemaRefused(path, "too_large", f"it unfolds to more than {_NODES_MAX} schemas")
+        if node is False:
+            raise Unsatisfiable("nothing is allowed here", path=path, forbidden=True)
+        if node is True:
+            return self.any_value({}, path)
+        try:
+            flat = flattened(node, self.document, path)
+            if "$ref" in flat:
+                return self._reference(flat, path)
+            if self._shaping_union(flat, path):
+                return self._union(flat, path)
+            return self.kinds(
+                {key: value for key, value in flat.items() if key not in ("anyOf", "oneOf")}, path
+            )
+        except Unsatisfiable as exc:
+            exc.path = exc.path or path
+            raise
+
+    def _shaping_union(self, flat: Schema, path: str) -> bool:
+        """Whether it is a union whose branches differ in more than constraints."""
+        found = False
+        for key in ("anyOf", "oneOf"):
+            branches = flat.get(key, ())
+            if not branches:
+                continue
+            if all(isinstance(one, dict) and not one.keys() - _CONSTRAINTS_ONLY for one in branches):
+                self.kept(path, key)
+            else:
+                found = True
+        return found
+
+    def _union(self, flat: Schema, path: str) -> Part:
+        key = "anyOf" if "anyOf" in flat else "oneOf"
+        base = {name: value for name, value in flat.items() if name != key and name not in _NOT_OF_BRANCHES}
+        found: list[tuple[Schema | bool, Part]] = []
+        for place, given in enumerate(flat[key]):
+            declared = merged(base, given, self.document, path) if base else given
+            try:
+                part = self.part(declared, joined(path, key, place))
+            except Unsatisfiable as exc:
+                if not base:
+                    raise
+                self.note(joined(path, key, place), "branch_dropped", f"no value can fit this branch: {exc}")
+                continue
+            if all(same_text(part.schema) != same_text(other.schema) for _, other in found):
+                found.append((declared, part))
+        if not found:
+            raise Unsatisfiable("no branch of it can fit any value")
+        if key == "oneOf" and len(found) > 1:
+            self.note(path, "one_of", "oneOf is sent as anyOf; that only one branch fits is checked locally")
+        return with_description(self.put_together(found), described(flat, ()))
+
+    def put_together(self, found: list[tuple[Schema | bool, Part]]) -> Part:
+        """A union of branches, each with what was declared for it; null goes into the type where there is one."""
+        others = [(declared, part) for declared, part in found if part.schema.get("type") != "null"]
+        if not others:
+            return found[0][1]
+        null = len(others) < len(found)
+        if len(others) == 1:
+            part = others[0][1]
+            return nullable(part) if null else part
+        branches = []
+        for declared, part in others:
+            name = self.box_of(part.codec)
+            if name is not None:  # a list or a text that stands for something else has to be told apart
+                part = Part(boxed(part.schema, name), Boxed(name, part.codec))
+            branches.append((declared, part))
+        schemas: list[Schema] = []
+        for _, part in branches:
+            inner = part.schema.keys() == {"anyOf"} and part.codec is SAME
+            schemas += part.schema["anyOf"] if inner else [part.schema]
+        if null and {"type": "null"} not in schemas:
+            schemas.append({"type": "null"})
+        codec: Codec = SAME
+        if any(part.codec is not SAME for _, part in branches):
+            codec = Union([self._branch(declared, part) for declared, part in branches])
+        return Part({"anyOf": schemas}, codec)
+
+    def _branch(self, declared: Schema | bool, part: Part) -> Branch:
+        whole = {} if declared is True else declared
+        assert isinstance(whole, dict), "a branch that takes nothing was dropped"
+        return Branch(part.schema, whole, part.codec, self.definitions)
+
+    def _reference(self, flat: Schema, path: str) -> Part:
+        reference: str = flat["$ref"]
+        description = flat.get("description")
+        recursive = reference in self._open
+        if recursive and not self.profile.recursion:
+            return self.json_text(flat, path, "recursion_as_text", "a schema inside itself")
+        target = self._target(reference, path)
+        if description is not None and not recursive and not self.profile.recursion:
+            # Beside a reference nothing else may stand, and a union is dear there: the definition is repeated.
+            self._open.append(reference)
+            try:
+                return self.part(merged(target, {"description": description}, self.document, path), path)
+            finally:
+                self._open.pop()
+        name = self._define(reference, target)
+        codec = self.definitions.codecs.get(name)
+        part = Part({"$ref": f"#/$defs/{name}"}, SAME if codec is SAME else Reference(name, self.definitions))
+        return with_description(part, description)
+
+    def _target(self, reference: str, path: str) -> Schema | bool:
+        try:
+            return resolve(self.document, reference)
+        except SchemaRefused as refusal:
+            raise SchemaRefused(path, refusal.rule, refusal.reason) from None
+
+    def _define(self, reference: str, target: Schema | bool) -> str:
+        """The name its strict form has among the definitions; made when it is first needed."""
+        known = self._names.get(reference)
+        if known is not None:
+            return known
+        name = self._names[reference] = self._free_name(reference.rpartition("/")[2].removeprefix("#"))
+        self.definitions.strict[name] = {}
+        self._open.append(reference)
+        try:
+            part = self.part(target, reference.removeprefix("#").strip("/").replace("/", "."))
+        except Unsatisfiable:
+            del self._names[reference], self.definitions.strict[name]
+            raise
+        finally:
+            self._open.pop()
+        self.definitions.strict[name] = part.schema
+        self.definitions.codecs[name] = part.codec
+        return name
+
+    def _free_name(self, wanted: str) -> str:
+        kept = (
+            "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in wanted)[:48] or "root"
+        )
+        name, number = kept, 2
+        while name in self.definitions.strict:
+            name, number = f"{kept}_{number}", number + 1
+        return name
+
+    def any_definition(self, schema: Mapping[str, Any], codec: Codec) -> Schema:
+        """The reference to the definition of any value."""
+        name = self._names.get("")
+        if name is None:
+            name = self._names[""] = self._free_name(_ANY_VALUE)
+            text = f"#/$defs/{name}"
+            self.definitions.strict[name] = _leading_to(schema, text)
+            self.definitions.codecs[name] = codec
+        return {"$ref": f"#/$defs/{name}"}
+
+    def codec_of(self, codec: Codec) -> Codec:
+        while isinstance(codec, Reference) and codec.name in self.definitions.codecs:
+            codec = self.definitions.codecs[codec.name]
+        return codec
+
+    def reachable(self, schema: Schema) -> Schema:
+        """The definitions in use, in the order they were made."""
+        used: set[str] = set()
+        waiting = [schema]
+        while waiting:
+            for reference in _references(waiting.pop()):
+                name = reference.removeprefix("#/$defs/")
+                if name not in used:
+                    used.add(name)
+                    waiting.append(self.definitions.strict[name])
+        return {name: one for name, one in self.definitions.strict.items() if name in used}
+
+
+def _leading_to(schema: Any, reference: str) -> Any:
+    """The schema with its own reference put in where it says `$ref: #`."""
+    match schema:
+        case Mapping():
+            if schema.get("$ref") == "#":
+                return {"$ref": reference}
+            return {key: _leading_to(value, reference) for key, value in schema.items()}
+        case list():
+            return [_leading_to(value, reference) for value in schema]
+        case _:
+            return schema
+
+
+def _references(schema: Any) -> list[str]:
+    match schema:
+        case dict():
+            own = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
+            # A property may be called $ref or enum: names of properties are no keywords.
+            inner = [
+                reference
+                for key, value in schema.items()
+                if key not in ("enum", "const", "required", "description")
+                for reference in (
+                    [r for one in value.values() for r in _references(one)]
+                    if key in ("properties", "$defs")
+                    else _references(value)
+                )
+            ]
+            return own + inner
+        case list():
+            return [reference for one in schema for reference in _references(one)]
+        case _:
+            return []
