@@ -83,9 +83,7 @@ async def refuse_unsafe(settings: Settings, store: RunStore) -> None:
             "SQLite cannot be shared by the processes of a fleet: one process writes at a time",
             hint="Use PostgreSQL (--database postgresql://host/name), or the embedded broker memory://.",
         )
-    asked_at = time.time()
-    theirs = await store.now()
-    skew = theirs - (asked_at + time.time()) / 2
+    skew = await _skew_s(store)
     if abs(skew) > SKEW_S_MAX:
         raise UnsafeSettings(
             f"the clock of this machine is {abs(skew):.0f} s {'behind' if skew > 0 else 'before'} the database's",
@@ -95,6 +93,14 @@ async def refuse_unsafe(settings: Settings, store: RunStore) -> None:
         from toolfleet.adapters.broker.redis_checks import refuse_unsafe as refuse_unsafe_redis
 
         await refuse_unsafe_redis(settings.broker)
+
+
+async def _skew_s(store: RunStore) -> float:
+    """Seconds by which the database's clock is before ours (below zero: behind) for certain: an answer that takes long,
+    from a server that is just starting or very busy, says no more than that its time lies between asking and getting."""
+    asked_at = time.time()
+    theirs = await store.now()
+    return max(theirs - time.time(), 0.0) + min(theirs - asked_at, 0.0)
 
 
 def refuse_unsafe_numbers(settings: Settings) -> None:

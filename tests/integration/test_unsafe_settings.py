@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,16 @@ class Late:
 
     async def now(self) -> float:
         return SystemClock().now_s() + self._seconds
+
+
+class At:
+    """A database at that moment."""
+
+    def __init__(self, at_s: float) -> None:
+        self._at_s = at_s
+
+    async def now(self) -> float:
+        return self._at_s
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +113,16 @@ def test_a_clock_that_is_far_from_the_databases_is_refused(skew_s: float) -> Non
     with pytest.raises(UnsafeSettings, match=r"3600 s (behind|before)"):
         asyncio.run(refuse_unsafe_fleet(Settings(database="sqlite:///x.db"), Late(skew_s)))  # type: ignore[arg-type]
     asyncio.run(refuse_unsafe_fleet(Settings(database="sqlite:///x.db"), Late(1.0)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_an_answer_that_takes_long_is_no_wrong_clock(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`share`: of the minute that passes, how much had passed when the database read its clock."""
+    asked_at = 1_000_000.0
+    ours = iter((asked_at, asked_at + 60.0))
+    monkeypatch.setattr("toolfleet.brokers.time", SimpleNamespace(time=lambda: next(ours)))
+
+    asyncio.run(refuse_unsafe_fleet(Settings(database="sqlite:///x.db"), At(asked_at + 60.0 * share)))  # type: ignore[arg-type]
 
 
 def test_processes_cannot_share_sqlite() -> None:
