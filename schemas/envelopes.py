@@ -12,10 +12,9 @@ from typing import Any, Final, Literal
 import orjson
 
 from toolfleet.schemas.outcomes import CallOutcome
+from toolfleet.schemas.vocabulary import OUTCOME_RULES
 
 SUCCESS: Final = "success"
-ERROR: Final = "error"
-PENDING: Final = "pending"
 
 
 def success(
@@ -25,15 +24,18 @@ def success(
     notes: Sequence[str] = (),
     notice: str | None = None,
     truncated: bool = False,
+    reference: str | None = None,
     untrusted_text_omitted: bool = False,
     next_actions: Sequence[str] = (),
 ) -> str:
     """The envelope of a success. `data_json` is strict JSON, taken over byte for byte; `notes` say what was changed
-    or left out of it. `provenance` names where the data is from."""
+    or left out of it. `provenance` names where the data is from, `reference` where the whole of it can be read."""
     data = data_json.encode() if isinstance(data_json, str) else data_json
     fields: dict[str, Any] = {"status": SUCCESS, "data": orjson.Fragment(data)}
     if truncated:
         fields["data_truncated"] = True
+    if reference:
+        fields["reference"] = reference
     if provenance:
         fields["provenance"] = provenance
     if notes:
@@ -58,14 +60,14 @@ def error(
     retry_after_s: float | None = None,
     suggested_action: str = "",
     user_action_required: bool = False,
-    status: Literal["error", "pending"] = ERROR,
+    status: Literal["error", "pending"] | None = None,
     operation_id: str | None = None,
     next_actions: Sequence[str] = (),
     notice: str | None = None,
 ) -> str:
     """The envelope of any other outcome. `message` guides the next step; `retryable`: the same call, later;
-    `retryable_by_model`: with changed arguments. `operation_id` is what a pending one can be asked for by."""
-    fields: dict[str, Any] = {"status": status, "error_type": outcome.value}
+    `retryable_by_model`: with changed arguments. `status` is that of the outcome's rule. `operation_id` is what a pending one can be asked for by."""
+    fields: dict[str, Any] = {"status": status or OUTCOME_RULES[outcome].status, "error_type": outcome.value}
     if reason:
         fields["reason_code"] = str(reason)
     fields["message"] = message

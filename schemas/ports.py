@@ -194,6 +194,10 @@ class RunStore(Protocol):
         """(turn, result), in turn and call order."""
         ...
 
+    async def full_result(self, run_id: str, call_id: str) -> str | None:
+        """The whole data of that call of that run, where the model got less; None: there is no more, or no such call."""
+        ...
+
     async def steps(self, run_id: RunId) -> list[StepView]: ...
 
     async def usage(self, run_id: RunId) -> list[dict[str, Any]]: ...
@@ -310,11 +314,19 @@ class ModelClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolReturned:
-    """A tool came back. `value_json` is strict JSON; `notes` say what was changed to make it so."""
+    """A tool came back. `value_json` is strict JSON; `notes` say what was changed to make it so.
+
+    `shown_json` is what the model gets in its place, if it is not the same: texts from outside cut, or a summary
+    (`summarised`). `omitted`: text was left out for being outside text or not declared.
+    """
 
     value_json: bytes
     seconds: float
     notes: tuple[str, ...] = ()
+    shown_json: bytes | None = None
+    summarised: bool = False
+    omitted: bool = False
+    next_actions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +348,22 @@ class ToolFailed:
 
 
 ToolAnswer = ToolReturned | ToolFailed
+
+
+class Credentials(Protocol):
+    """Where tools get their credentials from; asked for each attempt, so that a rotated one is used at once."""
+
+    async def credential(self, tenant: str, name: str) -> str:
+        """Raises whatever it likes where it has none: the call fails with the name of the credential and no more."""
+        ...
+
+
+class StoredResults(Protocol):
+    """Whole results of a run, for who reads on in one."""
+
+    async def full_result(self, run_id: str, call_id: str) -> str | None:
+        """The whole data of that call of that run, where the model got less; None: there is no more, or no such call."""
+        ...
 
 
 class ToolPlace(Protocol):

@@ -35,6 +35,7 @@ from toolfleet.schemas.ports import ModelClient, RunStore
 from toolfleet.schemas.views import HeldLease
 from toolfleet.settings import Settings
 from toolfleet.telemetry import Instruments
+from toolfleet.workers.executor.contract import ContractTools
 from toolfleet.workers.keeper.leases import take_over
 from toolfleet.workers.keeper.relay import heal_wipe
 from toolfleet.workers.machine import MACHINE
@@ -52,6 +53,16 @@ def open_store(settings: Settings, *, role: str = "client", readers: int = READE
     `role` and `readers`: what its connections are called, and how many read at a time (docs/postgresql.md).
     """
     return SqlStore(settings.database, MACHINE, role=role, readers=readers)
+
+
+def contract_tools(registry: Registry, settings: Settings, store: RunStore) -> ContractTools:
+    """The tools of this process, each held to its contract."""
+    return ContractTools(
+        PythonTools(registry.runnable, children=settings.children),
+        results=store,
+        credentials=registry.credentials,
+        summarised=registry.summarised,
+    )
 
 
 def check_tiers(registry: Registry, settings: Settings) -> list[str]:
@@ -81,7 +92,7 @@ class EmbeddedFleet:
         self._owns_store = store is None
         self.instruments = Instruments(settings, tools=registry.tools)
         self.store: RunStore = self.instruments.observe(store if store is not None else open_store(settings))
-        self._tools: PythonTools | None = None
+        self._tools: ContractTools | None = None
         self._roles: Roles | None = None
         self._layer: MemoryLayer | None = None
         self._health: HealthServer | None = None
@@ -109,7 +120,7 @@ class EmbeddedFleet:
         settings = self._settings
         clock = SystemClock()
         point = armed(settings.fault_point)
-        self._tools = PythonTools(self._registry.tools, children=settings.children)
+        self._tools = contract_tools(self._registry, settings, self.store)
         self._layer = MemoryLayer()
         self._roles = Roles(
             store=self.store,

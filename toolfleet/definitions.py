@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from toolfleet.contracts import ContractOptions, contract_fields, schema_without
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.builtin_tools import BUILTIN_TOOLS, summary_key
 from toolfleet.schemas.errors import InvalidArguments, InvalidDefinition, UnknownAgent
 from toolfleet.schemas.limits import (
     RESULT_BYTES_STORED,
@@ -27,6 +28,9 @@ from toolfleet.schemas.limits import (
 )
 from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.tools import Runner, ToolContext, ToolSpec
+
+if typing.TYPE_CHECKING:
+    from toolfleet.schemas.ports import Credentials
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -221,12 +225,11 @@ def summariser_of(function: Callable[[Any], Any] | None, label: str, runner: Run
             f"tool {label!r}: its summarise= is defined inside a function, so a child process cannot find it",
             hint="Move it to the top level of a module, or make it async def.",
         )
-    spec = ToolSpec(
-        name="summarise",
-        description="",
-        parameters={"type": "object", "properties": {names[0]: {}}},
-        runner=where,
-    )
+    if names != ["data"]:
+        raise InvalidDefinition(
+            f"tool {label!r}: the parameter of summarise= is called {names[0]!r}", hint="Call it `data`."
+        )
+    spec = ToolSpec(name="summary", description="", parameters={"type": "object"}, runner=where)
     return Tool(function, spec, None)
 
 
@@ -311,8 +314,24 @@ class Registry:
     def __init__(self) -> None:
         self.tools: dict[str, Tool[..., Any]] = {}
         self.agents: dict[str, AgentSpec] = {}
+        self.credentials: Credentials | None = None
+
+    @property
+    def runnable(self) -> dict[str, Tool[..., Any]]:
+        """Everything a process that runs tools has to have: the tools, and what shortens their results."""
+        more = {summary_key(name): one.summariser for name, one in self.tools.items() if one.summariser}
+        return {**self.tools, **more}
+
+    @property
+    def summarised(self) -> tuple[str, ...]:
+        return tuple(name for name, one in self.tools.items() if one.summariser)
 
     def add_tool(self, declared: Tool[..., Any]) -> None:
+        if declared.spec.name in BUILTIN_TOOLS:
+            raise InvalidDefinition(
+                f"the runtime has a tool {declared.spec.name!r} of its own",
+                hint=f'Give yours another name, or list that one by its name: tools=["{declared.spec.name}"].',
+            )
         known = self.tools.get(declared.spec.name)
         if known is not None and known is not declared:
             raise InvalidDefinition(
@@ -344,6 +363,8 @@ class Registry:
         if isinstance(one, Tool):
             self.add_tool(one)
             return one.spec
+        if isinstance(one, str) and one in BUILTIN_TOOLS:
+            return BUILTIN_TOOLS[one]
         if not isinstance(one, str) or one not in self.tools:
             raise InvalidDefinition(
                 f"agent {agent!r}: {one!r} is no tool of this fleet",

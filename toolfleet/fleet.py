@@ -21,7 +21,7 @@ from toolfleet.schemas.agents import AgentSpec, ExampleTurn, Price
 from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.schemas.limits import DEFAULT_LIMITS, Limits
 from toolfleet.schemas.outcomes import Lane, Tier
-from toolfleet.schemas.ports import MessageLayer, ModelClient, RunStore
+from toolfleet.schemas.ports import Credentials, MessageLayer, ModelClient, RunStore
 from toolfleet.schemas.tools import Runner
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Fleet:
 
     database: SQLAlchemy URL (default: TOOLFLEET_DATABASE, else sqlite:///toolfleet.db). model: a ModelClient; default
     is the official OpenAI client with OPENAI_BASE_URL and OPENAI_API_KEY. approvals="off" lets tools above medium run
-    without asking anybody. All other settings come from `settings` or the environment.
+    without asking anybody. credentials: asked for what tools declare as Injected("credential:NAME"). All other settings come from `settings` or the environment.
     """
 
     def __init__(
@@ -71,9 +71,11 @@ class Fleet:
         broker: str | None = None,
         model: ModelClient | None = None,
         approvals: Literal["required", "off"] | None = None,
+        credentials: Credentials | None = None,
         settings: Settings | None = None,
     ) -> None:
         self.registry = Registry()
+        self.registry.credentials = credentials
         self._overrides: dict[str, Any] = {"database": database, "broker": broker, "approvals": approvals}
         self._given_settings = settings
         self._model = model

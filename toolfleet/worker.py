@@ -12,8 +12,7 @@ import structlog
 
 from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.store.engine import READERS
-from toolfleet.adapters.tools.python_function import PythonTools
-from toolfleet.app import check_tiers, longest_step_s, open_store
+from toolfleet.app import check_tiers, contract_tools, longest_step_s, open_store
 from toolfleet.brokers import open_codec, open_layer, refuse_unsafe
 from toolfleet.definitions import Registry
 from toolfleet.fault_points import armed
@@ -27,6 +26,7 @@ from toolfleet.schemas.views import QueueLoad, WorkerBeat
 from toolfleet.settings import Settings
 from toolfleet.telemetry import Instruments
 from toolfleet.version import __version__
+from toolfleet.workers.executor.contract import ContractTools
 from toolfleet.workers.publisher import Publisher
 
 log = structlog.get_logger("toolfleet.worker")
@@ -67,7 +67,7 @@ class Worker:
         self._on_stuck = on_stuck
         self._roles: Roles | None = None
         self._layer: MessageLayer | None = None
-        self._tools: PythonTools | None = None
+        self._tools: ContractTools | None = None
         self._health: HealthServer | None = None
         self._beating: asyncio.Task[None] | None = None
         self._id = ""
@@ -103,7 +103,7 @@ class Worker:
         self._layer = open_layer(settings)
         await refuse_unsafe(settings, self.store)
         executes = not set(self.queues).isdisjoint(queues_of(Role.EXECUTOR))
-        self._tools = PythonTools(self._registry.tools if executes else {}, children=settings.children)
+        self._tools = contract_tools(self._registry if executes else Registry(), settings, self.store)
         self._roles = Roles(
             store=self.store,
             layer=self._layer,

@@ -312,6 +312,10 @@ class MemoryStore:
         ordered = sorted(found.items(), key=lambda one: (one[0][0], one[1].index))
         return [(turn, result) for (turn, _), result in ordered]
 
+    async def full_result(self, run_id: str, call_id: str) -> str | None:
+        found = await self.results(RunId(run_id))
+        return next((result.full for _, result in found if result.call_id == call_id), None)
+
     async def steps(self, run_id: RunId) -> list[StepView]:
         return list(self._runs[run_id].steps) if run_id in self._runs else []
 

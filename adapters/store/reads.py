@@ -112,6 +112,9 @@ RESULTS: Final = (
     .where(results.c.run_id == bindparam("run_id"))
     .order_by(results.c.turn, results.c.position)
 )
+FULL: Final = select(results.c.full_text).where(
+    results.c.run_id == bindparam("run_id"), results.c.call_id == bindparam("call_id")
+)
 STEPS: Final = select(steps).where(steps.c.run_id == bindparam("run_id")).order_by(steps.c.id)
 USAGE: Final = (
     select(*(usage.c[name] for name in USAGE_COLUMNS))
@@ -226,6 +229,11 @@ def stored_items(connection: Connection, run_id: RunId) -> list[StoredItem]:
 def call_results(connection: Connection, run_id: RunId) -> list[tuple[int, CallResult]]:
     rows = connection.execute(RESULTS, {"run_id": run_id}).mappings()
     return [(row["turn"], codec.call_result(row)) for row in rows]
+
+
+def full_result(connection: Connection, run_id: str, call_id: str) -> str | None:
+    found: str | None = connection.execute(FULL, {"run_id": run_id, "call_id": call_id}).scalar_one_or_none()
+    return found
 
 
 def step_views(connection: Connection, run_id: RunId) -> list[StepView]:

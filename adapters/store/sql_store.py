@@ -184,6 +184,9 @@ class SqlStore:
     async def results(self, run_id: RunId) -> list[tuple[int, CallResult]]:
         return await self._read(reads.call_results, run_id)
 
+    async def full_result(self, run_id: str, call_id: str) -> str | None:
+        return await self._read(reads.full_result, run_id, call_id)
+
     async def steps(self, run_id: RunId) -> list[StepView]:
         return await self._read(reads.step_views, run_id)
 

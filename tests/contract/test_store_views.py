@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.contract.store_bench import Bench, OpenBench, each_store, over_every_store, play
+from tests.contract.store_bench import (
+    Bench,
+    OpenBench,
+    each_store,
+    over_every_store,
+    play,
+    result_of,
+    state_of,
+)
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.events import CallsSettled
 from toolfleet.schemas.ids import new_run_id
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.schemas.views import DeadLetter
@@ -136,5 +145,23 @@ def test_a_dead_letter_without_a_time_gets_that_of_the_database(
 def test_now_is_the_time_of_the_store(open_bench: OpenBench, tmp_path: Path) -> None:
     async def story(bench: Bench) -> None:
         assert await bench.store.now() == bench.clock.now
+
+    play(story, open_bench, tmp_path)
+
+
+def test_the_whole_of_a_result_is_found_by_its_run_and_call_and_by_no_other_run(
+    open_bench: OpenBench, tmp_path: Path
+) -> None:
+    async def story(bench: Bench) -> None:
+        new, applied = await bench.waiting(calls=2)
+        other, _ = await bench.waiting(calls=1)
+        long, short = state_of(applied).calls
+        results = (result_of(long, full='"the whole"'), result_of(short))
+        await bench.apply(new.run_id, CallsSettled(results))
+
+        assert await bench.store.full_result(new.run_id, long.call_id) == '"the whole"'
+        assert await bench.store.full_result(new.run_id, short.call_id) is None
+        assert await bench.store.full_result(other.run_id, long.call_id) is None
+        assert await bench.store.full_result(new.run_id, "call_nothing") is None
 
     play(story, open_bench, tmp_path)

@@ -73,7 +73,7 @@ class Transcript:
 
 
 def _told(envelope: Mapping[str, Any]) -> Any:
-    return [envelope.get("data"), envelope.get("message")]
+    return [envelope.get(name) for name in ("data", "message", "reference", "operation_id")]
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import orjson
@@ -14,6 +15,7 @@ from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.workers.machine.call import needs_human
 
+_WHOLE = "The whole is stored under the reference: read_result reads on in it; or ask for less."
 _EXCERPT_SHARE = 0.75  # of the bytes a model may get, for the excerpt: its text is escaped once more
 
 
@@ -31,21 +33,40 @@ class Verdict:
 
 
 def returned(call: CallState, spec: ToolSpec, answer: ToolReturned) -> Verdict:
-    """`ok`, with the whole data where it fits and an excerpt with a reference where it does not."""
-    data = answer.value_json
-    if len(data) <= spec.result_bytes_to_model:
-        return Verdict(
-            _ok(call, success(data, provenance=call.tool, notes=answer.notes), answer.seconds, None)
+    """`ok`, with the data that fits, and a reference to the whole where it does not."""
+    content, full = content_of(call.tool, call.call_id, spec, answer)
+    return Verdict(_ok(call, content, answer.seconds, full))
+
+
+def content_of(
+    tool: str, reference: str, spec: ToolSpec, answer: ToolReturned, notes: Sequence[str] = ()
+) -> tuple[str, str | None]:
+    """The envelope of a success, and the text of the whole data where the envelope has less of it."""
+    data = answer.value_json if answer.shown_json is None else answer.shown_json
+    said = [*answer.notes, *notes]
+    fits = len(data) <= spec.result_bytes_to_model
+    whole = None if fits and answer.shown_json is None else answer.value_json.decode()
+    if not fits:
+        size = len(data)
+        excerpt = data[: int(spec.result_bytes_to_model * _EXCERPT_SHARE)].decode(errors="ignore")
+        data = orjson.dumps(excerpt)
+        said.append(
+            f"the result has {size} bytes; only its first {len(excerpt.encode())} are shown, as text. {_WHOLE}"
         )
-    excerpt = data[: int(spec.result_bytes_to_model * _EXCERPT_SHARE)].decode(errors="ignore")
-    note = (
-        f"the result has {len(data)} bytes; only its first {len(excerpt.encode())} are shown, as text. The whole is "
-        f"stored as {call.call_id}. Ask for less."
-    )
+    elif answer.summarised:
+        said.append(f"this is a summary of a result of {len(answer.value_json)} bytes. {_WHOLE}")
+    elif whole is not None:
+        said.append(f"outside text was cut. {_WHOLE}")
     content = success(
-        orjson.dumps(excerpt), provenance=call.tool, notes=(*answer.notes, note), truncated=True
+        data,
+        provenance=tool,
+        notes=said,
+        truncated=not fits,
+        reference=None if whole is None else reference,
+        untrusted_text_omitted=answer.omitted,
+        next_actions=answer.next_actions,
     )
-    return Verdict(_ok(call, content, answer.seconds, data.decode()))
+    return content, whole
 
 
 def failed(call: CallState, spec: ToolSpec, answer: ToolFailed) -> Verdict:
