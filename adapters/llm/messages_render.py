@@ -27,6 +27,7 @@ from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeI
 from toolfleet.schemas.envelopes import success
 from toolfleet.schemas.model import ModelRequest
 from toolfleet.schemas.outcomes import CallOutcome
+from toolfleet.schemas.tool_text import model_description, model_parameters
 from toolfleet.schemas.tools import ToolSpec
 
 WIRE: Final = "messages"
@@ -127,7 +128,11 @@ def _tool_choice(request: ModelRequest, profile: Profile) -> dict[str, Any]:
 
 
 def _definition(tool: ToolSpec) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+    return {
+        "name": tool.name,
+        "description": model_description(tool),
+        "input_schema": model_parameters(tool),
+    }
 
 
 def _example(example: ExampleTurn, profile: Profile) -> Iterator[Message]:

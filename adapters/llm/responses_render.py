@@ -24,6 +24,7 @@ from toolfleet.schemas.agents import AgentSpec, ExampleTurn
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeItem, NoticeItem, UserItem
 from toolfleet.schemas.envelopes import success
 from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.tool_text import model_description, model_parameters
 from toolfleet.schemas.tools import ToolSpec
 
 WIRE: Final = "responses"
@@ -128,8 +129,8 @@ def _definition(tool: ToolSpec) -> dict[str, Any]:
     return {
         "type": "function",
         "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
+        "description": model_description(tool),
+        "parameters": model_parameters(tool),
         "strict": False,
     }
 

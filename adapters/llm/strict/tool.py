@@ -28,6 +28,7 @@ from toolfleet.adapters.llm.strict.limits import size_of
 from toolfleet.adapters.llm.strict.names import wire_name
 from toolfleet.adapters.llm.strict.profiles import StrictProfile
 from toolfleet.schemas.dialects import Note, Schema, SchemaRefused, plain
+from toolfleet.schemas.tool_text import model_parameters
 from toolfleet.schemas.tools import ToolSpec
 
 _SCHEMAS_MAX: Final = 1024  # in use at a time; more cost a new conversion, nothing else
@@ -111,7 +112,7 @@ def strict_schema(schema: Schema, profile: StrictProfile) -> StrictSchema:
 def strict_tool(spec: ToolSpec, profile: StrictProfile) -> StrictTool | StrictRefusal:
     """The tool in the strict form of that provider, or why it has none."""
     try:
-        found = strict_schema(spec.parameters, profile)
+        found = strict_schema(model_parameters(spec), profile)
     except SchemaRefused as refusal:
         return StrictRefusal(spec.name, refusal.path, refusal.rule, refusal.reason)
     return StrictTool(spec.name, wire_name(spec.name, profile), found.schema, found.notes, found.codec)
