@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from toolfleet.schemas.limits import DEFAULT_LIMITS, Limits
 from toolfleet.schemas.outcomes import Lane
@@ -64,7 +64,18 @@ class AgentSpec(BaseModel):
     parallel_tool_calls: Literal["auto", "on", "off"] = (
         "auto"  # auto: off when a tool with an effect is among them
     )
-    price: Price | None = None
+    price: Price | None = None  # of `model`; fallback models have those of the table
+    fallback_models: tuple[
+        str, ...
+    ] = ()  # asked in this order where the one before fails or has no quota left
+
+    @field_validator("fallback_models")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        names = (info.data.get("model"), *value)
+        if len(set(names)) != len(names):
+            raise ValueError("a model stands twice in the chain of model and fallback_models")
+        return value
 
     @property
     def parallel(self) -> bool:

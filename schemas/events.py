@@ -94,6 +94,7 @@ class ModelFailed:
     fault: ModelFault
     delay_s: float
     facts: StepFacts
+    next_model: bool = False  # the next model of the agent is asked instead, at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,17 @@ class RunUnworkable:
     token: LeaseToken
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionDeferred:
+    """T5: the model was not asked, because its quota is used up or it is paused; due again in `delay_s`."""
+
+    command_id: CommandId
+    token: LeaseToken
+    delay_s: float
+    reason: str
+    next_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +206,7 @@ Event = (
     | ModelReplied
     | ModelFailed
     | RunUnworkable
+    | DecisionDeferred
     | CallLeased
     | CallFinished
     | CallRetry

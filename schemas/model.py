@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import Item
+from toolfleet.schemas.pace import RateHint
 from toolfleet.schemas.tools import ToolSpec
 
 Finish = Literal["stop", "tool_calls", "length", "content_filter", "refusal"]
@@ -61,6 +62,7 @@ class ModelReply:
     usage: Usage = field(default_factory=Usage)
     refusal: str | None = None
     request_id: str | None = None
+    rate: RateHint | None = None  # what the provider said of its limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +87,4 @@ class ModelFault:
     retry_after_s: float | None = None
     status: int | None = None
     request_id: str | None = None
+    rate: RateHint | None = None

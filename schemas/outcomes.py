@@ -109,6 +109,7 @@ class ReasonCode(StrEnum):
     MODEL_ERROR = "model_error"
     AGENT_NOT_LOADED = "agent_not_loaded"
     WORKER_LOST = "worker_lost"
+    BREAKER_OPEN = "breaker_open"
     PERMISSION_DENIED = "permission_denied"
     TIMEOUT = "timeout"
     EXCEPTION = "exception"

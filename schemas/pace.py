@@ -198,6 +198,7 @@ class ModelPermit:
     entry: ModelEntry
     tokens: int
     shared: bool = True  # False: of this process's own share, while the cache is away
+    counted: bool = True  # False: nothing is limited, so nothing was taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class RunState:
     counters: Counters = field(default_factory=Counters)
     model_attempt: int = 0  # tries of the current turn's model call that were begun
     model_failures: int = 0  # of those, the ones the model's server failed
+    model_index: int = 0  # 0 is the agent's own model, then its fallback models
     window: tuple[Signature, ...] = ()  # newest last, bounded
     withdrawn: tuple[str, ...] = ()  # tools no longer offered in this run
     ending: str | None = None  # reason code of a limit that ends the run once its turn is merged

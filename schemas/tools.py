@@ -22,10 +22,12 @@ from toolfleet.schemas.contract import (
 from toolfleet.schemas.limits import (
     RESULT_BYTES_STORED,
     RESULT_BYTES_TO_MODEL,
+    RETRY_SHARE,
     TOOL_ATTEMPTS_MAX,
     TOOL_TIMEOUT_S,
 )
 from toolfleet.schemas.outcomes import Tier
+from toolfleet.schemas.pace import Rate
 
 Runner = Literal["loop", "child"]
 
@@ -49,6 +51,14 @@ class ToolSpec(BaseModel):
     timeout_s: float = Field(default=TOOL_TIMEOUT_S, gt=0, le=86_400)
     attempts_max: int = Field(default=TOOL_ATTEMPTS_MAX, ge=1, le=100)
     runner: Runner = "child"
+    rate_limit: str | None = None  # "10/s", "100/min", "5/10s": starts of the tool in the whole fleet
+    concurrent_max: int | None = Field(default=None, ge=1, le=10_000)  # attempts at a time in the whole fleet
+    serial_key: str | None = Field(
+        default=None, min_length=1, max_length=200
+    )  # "order:{order_id}": one at a time
+    retry_share: float | None = Field(
+        default=RETRY_SHARE, ge=0, le=1
+    )  # of its attempts may be retries; None: all
     result_bytes_to_model: int = Field(default=RESULT_BYTES_TO_MODEL, ge=256)
     result_bytes_stored: int = Field(default=RESULT_BYTES_STORED, ge=256)
     context_parameter: str | None = None  # the parameter that takes the ToolContext; never in the schema
@@ -74,6 +84,21 @@ class ToolSpec(BaseModel):
         if value.get("type") != "object":
             raise ValueError("the root of a tool's parameters must be an object schema; give it type: object")
         return value
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _is_a_rate(cls, value: str | None) -> str | None:
+        if value is not None:
+            Rate.parse(value)
+        return value
+
+    @model_validator(mode="after")
+    def _serial_key_names_arguments(self) -> ToolSpec:
+        known = set(self.parameters.get("properties", {}))
+        for name in re.findall(r"\{(\w*)\}", self.serial_key or ""):
+            if name not in known:
+                raise ValueError(f"serial_key names the argument {name!r}, which its parameters do not have")
+        return self
 
     @model_validator(mode="after")
     def _tier_fits_effect(self) -> ToolSpec:

@@ -24,6 +24,7 @@ from toolfleet.adapters.store.engine import READERS
 from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.adapters.tools.python_function import PythonTools
 from toolfleet.brokers import open_codec, refuse_unsafe_numbers
+from toolfleet.cache import open_cache, refuse_unsafe_cache
 from toolfleet.definitions import Registry
 from toolfleet.fault_points import armed
 from toolfleet.health import HealthServer
@@ -97,6 +98,7 @@ class EmbeddedFleet:
         self._layer: MemoryLayer | None = None
         self._health: HealthServer | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._cache = open_cache(settings)
 
     @property
     def publisher(self) -> Publisher:
@@ -118,6 +120,7 @@ class EmbeddedFleet:
 
     async def _start(self) -> None:
         settings = self._settings
+        await refuse_unsafe_cache(settings, self._registry, processes=False)
         clock = SystemClock()
         point = armed(settings.fault_point)
         self._tools = contract_tools(self._registry, settings, self.store)
@@ -133,6 +136,8 @@ class EmbeddedFleet:
             point=point,
             longest_s=longest_step_s(self._registry),
             telemetry=self.instruments.telemetry,
+            pace=self._cache.pace,
+            governor=self._cache.governor,
         )
         self.instruments.watch(self._roles.progress, lambda: self.dropped)
         self.instruments.start()
@@ -158,6 +163,7 @@ class EmbeddedFleet:
             await self._health.stop()
         if self._tools is not None:
             await self._tools.aclose()
+        await self._cache.aclose()
         await self._model.aclose()
         if self._layer is not None:
             await self._layer.aclose()

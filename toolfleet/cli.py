@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from toolfleet import __version__
-from toolfleet.commands import database, dead, exits, runs, tools
+from toolfleet.commands import breakers, database, dead, exits, runs, tools
 from toolfleet.commands.demo import demo
 from toolfleet.commands.doctor import doctor
 from toolfleet.commands.run import run
@@ -36,6 +36,7 @@ app.command()(run)
 app.add_typer(runs.app, name="runs")
 app.add_typer(dead.app, name="dead")
 app.add_typer(tools.app, name="tools")
+app.add_typer(breakers.app, name="breakers")
 app.add_typer(database.app, name="db")
 app.command()(doctor)
 app.command()(demo)

@@ -9,7 +9,15 @@ from toolfleet.schemas.contract import Prerequisite, ResultField, Source, ToolEx
 from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.signatures import injected_of, result_fields_of, result_model_of, sources_of
 
-_AS_GIVEN: Final = ("returns", "returns_not", "cache_ttl_s")
+_AS_GIVEN: Final = (
+    "returns",
+    "returns_not",
+    "cache_ttl_s",
+    "rate_limit",
+    "concurrent_max",
+    "serial_key",
+    "retry_share",
+)
 _TEXTS: Final = ("use_when", "not_when", "edge_cases", "stages")  # one text, or several
 
 
@@ -21,6 +29,10 @@ class ContractOptions(TypedDict, total=False):
     pydantic model (default: the one the function is annotated to return), any other type with named parts, or fields.
     untrusted: the whole result is text from outside. summarise: a function of the projected data, run where the tool
     runs, whose result the model gets in place of one that is too long for it.
+
+    Of the whole fleet (docs/pace.md): rate_limit ("10/s", "100/min"): starts of the tool. concurrent_max: attempts at a
+    time. serial_key ("order:{order_id}", from its arguments): calls with an equal one run one at a time, whatever tool
+    they are of. retry_share: of its attempts may be retries; None: all.
     """
 
     use_when: str | Sequence[str]
@@ -38,6 +50,10 @@ class ContractOptions(TypedDict, total=False):
     untrusted: bool
     cache_ttl_s: float
     summarise: Callable[[Any], Any] | None
+    rate_limit: str | None
+    concurrent_max: int | None
+    serial_key: str | None
+    retry_share: float | None
 
 
 def contract_fields(chosen: dict[str, Any], hints: dict[str, Any], label: str) -> dict[str, Any]:

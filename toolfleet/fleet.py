@@ -69,6 +69,7 @@ class Fleet:
         database: str | None = None,
         *,
         broker: str | None = None,
+        cache: str | None = None,
         model: ModelClient | None = None,
         approvals: Literal["required", "off"] | None = None,
         credentials: Credentials | None = None,
@@ -76,7 +77,12 @@ class Fleet:
     ) -> None:
         self.registry = Registry()
         self.registry.credentials = credentials
-        self._overrides: dict[str, Any] = {"database": database, "broker": broker, "approvals": approvals}
+        self._overrides: dict[str, Any] = {
+            "database": database,
+            "broker": broker,
+            "cache": cache,
+            "approvals": approvals,
+        }
         self._given_settings = settings
         self._model = model
         self._workers: EmbeddedFleet | Worker | None = None
@@ -141,6 +147,7 @@ class Fleet:
         tool_choice: Literal["auto", "required", "none"] = "auto",
         parallel_tool_calls: Literal["auto", "on", "off"] = "auto",
         price: Price | None = None,
+        fallback_models: Sequence[str] = (),
     ) -> AgentSpec:
         """Declare an agent of this fleet. Raises InvalidDefinition naming what is wrong."""
         return self.registry.add_agent(
@@ -155,6 +162,7 @@ class Fleet:
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
             price=price,
+            fallback_models=tuple(fallback_models),
         )
 
     # -- run the embedded workers ----------------------------------------------------------------------------------

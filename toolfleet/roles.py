@@ -18,16 +18,27 @@ from toolfleet.queues.envelope import Codec
 from toolfleet.queues.policy import POLICIES
 from toolfleet.queues.topology import QUEUE_BY_NAME, QUEUES, Role
 from toolfleet.schemas.ids import new_token
-from toolfleet.schemas.ports import Clock, MessageLayer, ModelClient, RunStore, Telemetry, ToolBackend
+from toolfleet.schemas.ports import (
+    Clock,
+    Governor,
+    MessageLayer,
+    ModelClient,
+    RunStore,
+    Telemetry,
+    ToolBackend,
+    ToolPace,
+)
 from toolfleet.schemas.views import QueueLoad
 from toolfleet.settings import Settings
 from toolfleet.workers.collector.handle import Collector
 from toolfleet.workers.consumer import Consumer
 from toolfleet.workers.consumer import Role as Working
 from toolfleet.workers.decision.handle import Decider
+from toolfleet.workers.decision.pace import ModelPace
 from toolfleet.workers.executor.handle import Executor
 from toolfleet.workers.keeper.handle import Keeper
 from toolfleet.workers.leases import Leases
+from toolfleet.workers.pace import UNPACED
 from toolfleet.workers.points import Point, unarmed
 from toolfleet.workers.progress import Progress, stuck
 from toolfleet.workers.publisher import Publisher
@@ -58,6 +69,8 @@ class Roles:
         queues: Collection[str] = ALL_ROLES,
         longest_s: float = 0.0,
         telemetry: Telemetry = SILENT,
+        pace: ToolPace = UNPACED,
+        governor: Governor | None = None,
     ) -> None:
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
         self.publisher = Publisher(store, layer, codec, clock.now_s)
@@ -74,8 +87,9 @@ class Roles:
             "point": point,
             "telemetry": telemetry,
         }
-        self._decider = None if model is None else Decider(model=model, **working)
-        self._executor = Executor(tools=tools, **working)
+        model_pace = None if governor is None else _model_pace(governor, clock, self.owner, settings)
+        self._decider = None if model is None else Decider(model=model, pace=model_pace, **working)
+        self._executor = Executor(tools=tools, pace=pace, **working)
         self._collector = Collector(
             store=store, publisher=self.publisher, clock=clock, point=point, telemetry=telemetry
         )
@@ -151,6 +165,11 @@ class Roles:
         for consumer in self.consumers:
             await consumer.abandon()
         return all(drained)
+
+
+def _model_pace(governor: Governor, clock: Clock, owner: str, settings: Settings) -> ModelPace:
+    who = f"{owner}:{new_token()}"  # of this start of this process
+    return ModelPace(governor, clock, owner=who, draw=random.Random().random, quotas=settings.model_quotas)
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -14,7 +14,15 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from toolfleet.queues.policy import CLAIM_S
 from toolfleet.schemas.errors import UnsafeSettings
-from toolfleet.schemas.limits import KEEPER_PERIOD_S, LEASE_S
+from toolfleet.schemas.limits import (
+    BREAKER_CALLS_MIN,
+    BREAKER_FAILURES_SHARE,
+    BREAKER_OPEN_S,
+    BREAKER_WINDOW_S,
+    KEEPER_PERIOD_S,
+    LEASE_S,
+)
+from toolfleet.schemas.pace import Quota
 
 
 class Settings(BaseSettings):
@@ -33,6 +41,26 @@ class Settings(BaseSettings):
         default="toolfleet",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
         description="names of everything in the broker begin with it; one for each fleet that shares a broker",
+    )
+    cache: str | None = Field(
+        default=None,
+        description="breakers, rates, quotas: redis://host:6379/0, or memory:// (each process counts for itself); unset: "
+        "the broker if it is a Redis",
+    )
+    model_quotas: dict[str, Quota] = Field(
+        default_factory=dict,
+        description='by model ("*": every other): {"gpt-4.1-mini": {"requests": 500, "tokens": 200000}}, per minute; '
+        "unset: what the provider says in its answers",
+    )
+    breaker_calls_min: int = Field(
+        default=BREAKER_CALLS_MIN, ge=1, description="attempts within the window before a breaker may open"
+    )
+    breaker_failures_share: float = Field(
+        default=BREAKER_FAILURES_SHARE, gt=0, le=1, description="share of them that failed at which it opens"
+    )
+    breaker_window_s: float = Field(default=BREAKER_WINDOW_S, gt=0)
+    breaker_open_s: float = Field(
+        default=BREAKER_OPEN_S, gt=0, description="how long it stays open; then one probe is let through"
     )
     celery_broker: str | None = Field(
         default=None,

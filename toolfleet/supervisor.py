@@ -27,6 +27,7 @@ from toolfleet.settings import Settings
 UP_PID: Final = "TOOLFLEET_UP_PID"
 UP_DATABASE: Final = "TOOLFLEET_UP_DATABASE"
 UP_BROKER: Final = "TOOLFLEET_UP_BROKER"
+UP_CACHE: Final = "TOOLFLEET_UP_CACHE"
 
 LOOK_S: Final = 1.0
 SILENT_S: Final = 60.0  # twelve beats: a child that has not said for this long that it is there hangs
@@ -125,6 +126,7 @@ def children_of(
         UP_PID: str(os.getpid()),
         UP_DATABASE: settings.database,
         UP_BROKER: settings.broker,
+        **({} if settings.cache is None else {UP_CACHE: settings.cache}),
         "TOOLFLEET_HEALTH_PORT": "0",
         **extra,
     }

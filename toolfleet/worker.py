@@ -14,6 +14,7 @@ from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.store.engine import READERS
 from toolfleet.app import check_tiers, contract_tools, longest_step_s, open_store
 from toolfleet.brokers import open_codec, open_layer, refuse_unsafe
+from toolfleet.cache import open_cache, refuse_unsafe_cache
 from toolfleet.definitions import Registry
 from toolfleet.fault_points import armed
 from toolfleet.health import HealthServer
@@ -74,6 +75,7 @@ class Worker:
         self._started_at = time.time()
         self._stuck = ""
         self._stopping = False
+        self._cache = open_cache(settings)
         self.instruments = Instruments(settings, tools=registry.tools)
         self.store: RunStore = self.instruments.observe(
             open_store(settings, role=_names(self.queues), readers=_readers(self.queues))
@@ -102,6 +104,7 @@ class Worker:
         codec = open_codec(settings, clock)
         self._layer = open_layer(settings)
         await refuse_unsafe(settings, self.store)
+        await refuse_unsafe_cache(settings, self._registry, processes=True)
         executes = not set(self.queues).isdisjoint(queues_of(Role.EXECUTOR))
         self._tools = contract_tools(self._registry if executes else Registry(), settings, self.store)
         self._roles = Roles(
@@ -116,6 +119,8 @@ class Worker:
             queues=self.queues,
             longest_s=longest_step_s(self._registry),
             telemetry=self.instruments.telemetry,
+            pace=self._cache.pace,
+            governor=self._cache.governor,
         )
         self.instruments.watch(self._roles.progress, lambda: self.dropped)
         self.instruments.start()
@@ -160,6 +165,7 @@ class Worker:
             await self._health.stop()
         if self._tools is not None:
             await self._tools.aclose()
+        await self._cache.aclose()
         if self._layer is not None:
             await self._layer.aclose()
         if self._model is not None:
@@ -176,6 +182,7 @@ class Worker:
             "settled": sum(one.settled for one in progress),
             "dropped": self.dropped,
             "stuck": self._stuck,
+            "cache": self._cache.mode,
             "health": "" if self._health is None else self._health.address,
         }
 
@@ -192,6 +199,7 @@ class Worker:
             try:
                 if beats % LOOK_EVERY == 0:
                     self._look(await self.store.loads())
+                    self._cache.known.look(await self.store.workers())
                     stuck_for = stuck_for + 1 if self._stuck else 0
                 await self.store.beat(self._beat())
             except StoreUnavailable as exc:

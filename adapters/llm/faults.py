@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 import aiohttp
 import openai
 
+from toolfleet.adapters.llm.rate_headers import rate_hint
 from toolfleet.adapters.llm.strict_json import loads
 from toolfleet.schemas.model import ModelFault
 
@@ -214,7 +215,13 @@ def fault_of_status(
     if wait_s is not None:
         message += f" It asks to wait {wait_s:g} s."
     return ModelFault(
-        kind, message, retryable, retry_after_s=wait_s, status=status, request_id=request_id_of(headers, body)
+        kind,
+        message,
+        retryable,
+        retry_after_s=wait_s,
+        status=status,
+        request_id=request_id_of(headers, body),
+        rate=rate_hint(headers),
     )
 
 

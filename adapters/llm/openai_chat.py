@@ -9,6 +9,8 @@ not slow down with the number of open connections.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,6 +24,7 @@ from toolfleet.adapters.llm.chat_render import ChatRenderer
 from toolfleet.adapters.llm.faults import bad_reply, fault_of_exception, request_id_of
 from toolfleet.adapters.llm.prices import PriceTable
 from toolfleet.adapters.llm.profiles import DEFAULT_BASE_URL, Profile, profile_for
+from toolfleet.adapters.llm.rate_headers import rate_hint
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.errors import ModelError, UnsafeSettings
 from toolfleet.schemas.model import ModelFault, ModelReply, ModelRequest, Usage
@@ -74,6 +77,11 @@ class OpenAIChatClient:
         self._client: openai.AsyncOpenAI | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def credential(self) -> str:
+        """A fingerprint of server and key: calls with an equal one share a quota."""
+        return hashlib.sha256(f"{self._base_url}\0{self._api_key}".encode()).hexdigest()[:12]
+
     def __repr__(self) -> str:
         return f"<OpenAIChatClient {self.host}>"
 
@@ -85,7 +93,7 @@ class OpenAIChatClient:
         if isinstance(outcome, ModelFault):
             # Outside every `except`: the SDK's exceptions hold the request and the provider's words about it.
             raise ModelError(outcome)
-        return parse_reply(outcome)
+        return replace(parse_reply(outcome), rate=rate_hint(outcome.headers))
 
     def render(self, request: ModelRequest) -> bytes:
         return self._renderer.render(request)

@@ -44,6 +44,7 @@ def run_values(state: RunState, now: float) -> dict[str, Any]:
         "turn_started_at": state.turn_started_at,
         "model_attempt": state.model_attempt,
         "model_failures": state.model_failures,
+        "model_index": state.model_index,
         "withdrawn": state.withdrawn,
         "ending": state.ending,
         "output": state.output,
@@ -125,6 +126,7 @@ def run_state(row: Row, calls: Sequence[CallState], commands: Sequence[CommandRo
         counters=_counters(row, rest),
         model_attempt=rest["model_attempt"],
         model_failures=rest["model_failures"],
+        model_index=rest.get("model_index", 0),  # runs stored before there were fallback models have none
         window=tuple(Signature(*entry) for entry in orjson.loads(row["signatures"])),
         withdrawn=tuple(rest["withdrawn"]),
         ending=rest["ending"],

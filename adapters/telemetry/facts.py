@@ -13,7 +13,15 @@ from typing import Any, Final
 import orjson
 
 from toolfleet.adapters.telemetry import names as n
-from toolfleet.schemas.events import CallFinished, CallRetry, Event, ModelFailed, ModelReplied, RunUnworkable
+from toolfleet.schemas.events import (
+    CallFinished,
+    CallRetry,
+    DecisionDeferred,
+    Event,
+    ModelFailed,
+    ModelReplied,
+    RunUnworkable,
+)
 from toolfleet.schemas.model import ModelRequest
 from toolfleet.schemas.outcomes import CallOutcome
 from toolfleet.schemas.ports import Applied
@@ -63,6 +71,8 @@ def decision(
                 found[n.WAIT_S] = delay_s
         case RunUnworkable(reason=reason):
             found[n.ERROR_TYPE] = str(reason)
+        case DecisionDeferred(delay_s=delay_s):
+            found[n.WAIT_S] = delay_s
         case _:
             pass
     return found | ended(applied)

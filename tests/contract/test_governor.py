@@ -36,7 +36,7 @@ class TestShared(GovernorSuite):
     @pytest.fixture
     def make(self, redis: servers.Server, now: Now) -> Make:
         prefix = next(_prefixes)
-        return Maker(lambda: RedisGovernor(servers.redis_url(redis), prefix=prefix, now_s=now))
+        return Maker(lambda: RedisGovernor(servers.redis_url(redis), prefix=prefix, now_s=now, seen_s=0.0))
 
 
 def test_a_pause_holds_for_every_process(redis: servers.Server) -> None:

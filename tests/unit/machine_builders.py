@@ -14,6 +14,7 @@ from toolfleet.schemas.events import (
     CallsSettled,
     CancelRequested,
     DeadlineReached,
+    DecisionDeferred,
     DecisionLeased,
     Event,
     HandedBack,
@@ -185,6 +186,9 @@ def _decision_events(state: RunState, row_id: str) -> Iterator[Event]:
     passing = ModelFault("unavailable", "503", retryable=True, status=503)
     yield ModelFailed(row_id, token, passing, 1.0, StepFacts())  # type: ignore[arg-type]
     yield ModelFailed(row_id, token, replace(passing, retryable=False), 1.0, StepFacts())  # type: ignore[arg-type]
+    yield ModelFailed(row_id, token, passing, 1.0, StepFacts(), next_model=True)  # type: ignore[arg-type]
+    yield DecisionDeferred(row_id, token, 7.0, "quota")  # type: ignore[arg-type]
+    yield DecisionDeferred(row_id, token, 0.0, "paused", next_model=True)  # type: ignore[arg-type]
     yield RunUnworkable(row_id, token, "agent_not_loaded", "gone")  # type: ignore[arg-type]
 
 

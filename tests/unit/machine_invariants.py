@@ -13,6 +13,7 @@ from toolfleet.schemas.events import (
     CallLeased,
     CallRetry,
     CallsSettled,
+    DecisionDeferred,
     DecisionLeased,
     Event,
     HandedBack,
@@ -37,7 +38,7 @@ from toolfleet.schemas.records import (
 )
 from toolfleet.schemas.run import CallState, RunState
 
-FENCED = (ModelReplied, ModelFailed, RunUnworkable, LeaseExpired, HandedBack, CallRetry)
+FENCED = (ModelReplied, ModelFailed, RunUnworkable, DecisionDeferred, LeaseExpired, HandedBack, CallRetry)
 _UNDECIDED = (RunStatus.QUEUED, RunStatus.DECIDING)
 _CENT = 1e-9
 

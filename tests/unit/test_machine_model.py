@@ -19,6 +19,7 @@ from tests.unit.machine_builders import (
 from tests.unit.machine_invariants import check_invariants
 from toolfleet.schemas.events import (
     CallsSettled,
+    DecisionDeferred,
     Event,
     HandedBack,
     LeaseExpired,
@@ -138,3 +139,41 @@ def test_seconds_of_tools_that_ran_side_by_side_count_once_and_waiting_does_not(
     state = _feed(state, CallsSettled(results), 5000.0).state
 
     assert (state.counters.active_s, state.counters.tool_s) == (4.0, 9.0)
+
+
+def test_a_deferred_decision_cost_nothing_and_is_due_at_its_time() -> None:
+    state = submitted(reserve_usd=0.01)
+    for number in range(5):
+        state = replace(state, commands=tuple(replace(row, due_at=0.0) for row in state.commands))
+        state = _feed(state, lease_decision(state, f"d{number}")).state
+        state = _feed(
+            state, DecisionDeferred(state.commands[0].id, LeaseToken(f"d{number}"), 60.0, "quota")
+        ).state
+
+    (row,) = state.commands
+    assert (row.due_at, row.token, row.deaths, state.model_attempt) == (65.0, None, 0, 0)
+    assert state.status is RunStatus.QUEUED
+    assert (state.counters.cost_usd, state.counters.reserved_usd) == (0.0, 0.0)
+
+
+def test_the_next_model_is_asked_at_once_with_all_its_attempts() -> None:
+    limits = Limits(model_attempts_max=2)
+    state = _deciding(limits)
+    state = _feed(state, ModelFailed(state.commands[0].id, LeaseToken("d"), PASSING, 9.0, TOOK)).state
+    state = replace(state, commands=tuple(replace(row, due_at=0.0) for row in state.commands))
+    state = _feed(state, lease_decision(state)).state
+
+    failed = ModelFailed(state.commands[0].id, LeaseToken("d"), PASSING, 9.0, TOOK, next_model=True)
+    state = _feed(state, failed).state
+
+    assert (state.model_index, state.model_failures, state.status) == (1, 0, RunStatus.QUEUED)
+    assert state.commands[0].due_at == 5.0
+
+
+def test_a_deferred_decision_may_go_to_the_next_model() -> None:
+    state = _deciding()
+    deferred = DecisionDeferred(state.commands[0].id, LeaseToken("d"), 0.0, "paused", next_model=True)
+
+    state = _feed(state, deferred).state
+
+    assert (state.model_index, state.commands[0].due_at) == (1, 5.0)

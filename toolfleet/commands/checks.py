@@ -18,9 +18,10 @@ from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.store.inspection import inspect
 from toolfleet.app import check_tiers, open_store
 from toolfleet.brokers import is_embedded, open_codec, refuse_unsafe
+from toolfleet.cache import cache_url, probe_cache
 from toolfleet.commands.place import Place, database_file, holder, locate, require_migrated, shown
 from toolfleet.roles import ALL_ROLES
-from toolfleet.schemas.errors import ToolfleetError
+from toolfleet.schemas.errors import CacheUnavailable, ToolfleetError
 from toolfleet.schemas.limits import WORKER_SILENT_S
 from toolfleet.schemas.views import WorkerView
 from toolfleet.settings import Settings, load_settings
@@ -95,6 +96,7 @@ async def examine(app: str | None, database: str | None) -> Report:
         )
         findings += _of_counts(counts, running=running)
         findings += await _shared(place.settings, workers)
+    findings += await _cache(place.settings)
     findings += [*_file(place.settings), *_fleet(place.settings), _model(place)]
     return Report(tuple(findings), tuple(_settings(place, database)), counts)
 
@@ -284,6 +286,28 @@ async def _shared(settings: Settings, workers: list[WorkerView]) -> list[Finding
     return [broker, found]
 
 
+async def _cache(settings: Settings) -> list[Finding]:
+    """Where breakers, rates and quotas are counted."""
+    fix = "Nothing stops; until it answers each process counts for itself, and calls with a serial_key wait."
+    try:
+        url = cache_url(settings)
+        problem = None if url is None else await probe_cache(url)
+    except CacheUnavailable as exc:
+        return [Finding("cache", "WARN", f"it is away: {exc.message}", fix)]
+    except ToolfleetError as exc:
+        return [Finding("cache", "FAIL", exc.message, exc.hint)]
+    if problem is not None:
+        return [Finding("cache", "FAIL", f"it cannot be used: {problem[0]}", problem[1])]
+    if url is not None:
+        return [Finding("cache", "OK", f"{_value('cache', url)} is reachable; all processes count together")]
+    if is_embedded(settings):
+        return [Finding("cache", "OK", "in the memory of the fleet's one process")]
+    detail = (
+        "none: each process counts breakers for itself, rates and quotas are divided among the known ones"
+    )
+    return [Finding("cache", "WARN", detail, "Give them one: --cache redis://127.0.0.1:6379/0")]
+
+
 def _model(place: Place) -> Finding:
     settings = place.settings
     if place.fleet is not None and place.fleet.brings_model:
@@ -330,6 +354,6 @@ def _value(name: str, value: object) -> str:
         return "(hidden)"
     if value is None:
         return ""
-    if name in ("database", "broker", "openai_base_url"):
+    if name in ("database", "broker", "cache", "celery_broker", "openai_base_url"):
         return re.sub(r"(?<=://)[^/@]*@", "***@", str(value))
     return str(value)

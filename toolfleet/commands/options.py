@@ -32,6 +32,14 @@ Broker = Annotated[
         help="Message layer: redis://…, amqp://…, memory:// (embedded). Default: the app's, TOOLFLEET_BROKER.",
     ),
 ]
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="URL",
+        help="Breakers, rates, quotas: redis://…, memory:// (each process its own). Default: the broker if it is Redis.",
+    ),
+]
 Approvals = Annotated[
     Literal["required", "off"] | None,
     typer.Option("--approvals", help="off: tools above tier medium run without asking anybody."),

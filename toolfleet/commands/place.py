@@ -29,6 +29,7 @@ def locate(
     database: str | None,
     *,
     broker: str | None = None,
+    cache: str | None = None,
     approvals: str | None = None,
     needs_fleet: bool = False,
 ) -> Place:
@@ -41,13 +42,13 @@ def locate(
         from toolfleet.loading import load_fleet
 
         fleet = load_fleet(app)
-        fleet.configure(database=database, broker=broker, approvals=approvals)
+        fleet.configure(database=database, broker=broker, cache=cache, approvals=approvals)
         settings = fleet.settings
     else:
         from toolfleet.settings import load_settings
 
         fleet = None
-        settings = load_settings(database=database, broker=broker, approvals=approvals)
+        settings = load_settings(database=database, broker=broker, cache=cache, approvals=approvals)
     _refuse_other_files(settings)
     return Place(settings, fleet)
 

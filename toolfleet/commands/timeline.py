@@ -19,7 +19,10 @@ PREVIEW_WIDTH = 160
 TOLD_BY_EVENTS = (
     "call.retry",
     "call.late_result",
+    "call.deferred",
     "turn.retry",
+    "turn.deferred",
+    "model.fallback",
     "turn.empty_reply",
     "lease.expired",
     "run.cancelling",

@@ -22,6 +22,7 @@ def up(
     app: options.App = None,
     database: options.Database = None,
     broker: options.Broker = None,
+    cache: options.Cache = None,
     workers: options.Workers = 1,
     approvals: options.Approvals = None,
 ) -> None:
@@ -41,7 +42,7 @@ def up(
             hint="toolfleet up -A myapp:fleet, or set TOOLFLEET_APP=myapp:fleet.",
         )
     configure_logs(level=log_level())
-    place = locate(app, database, broker=broker, approvals=approvals, needs_fleet=True)
+    place = locate(app, database, broker=broker, cache=cache, approvals=approvals, needs_fleet=True)
     if is_embedded(place.settings):
         raise typer.Exit(asyncio.run(_serve(place)))
     from toolfleet.commands.supervise import supervise

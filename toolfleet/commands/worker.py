@@ -18,7 +18,7 @@ from toolfleet.commands.place import locate, opened
 from toolfleet.commands.terminal import Column, print_json, print_table
 from toolfleet.schemas.limits import WORKER_SILENT_S
 from toolfleet.schemas.outcomes import Lane, Tier
-from toolfleet.supervisor import UP_BROKER, UP_DATABASE, UP_PID
+from toolfleet.supervisor import UP_BROKER, UP_CACHE, UP_DATABASE, UP_PID
 
 app = typer.Typer(help="Worker processes of the fleet.", no_args_is_help=True)
 
@@ -59,6 +59,7 @@ DatabaseOfUp = Annotated[
 BrokerOfUp = Annotated[
     str | None, typer.Option("--broker", metavar="URL", envvar=UP_BROKER, show_envvar=False)
 ]
+CacheOfUp = Annotated[str | None, typer.Option("--cache", metavar="URL", envvar=UP_CACHE, show_envvar=False)]
 
 
 def worker(
@@ -66,6 +67,7 @@ def worker(
     app: options.App = None,
     database: DatabaseOfUp = None,
     broker: BrokerOfUp = None,
+    cache: CacheOfUp = None,
     tier: Tiers = None,
     lane: Lanes = None,
     concurrency: Concurrency = None,
@@ -85,7 +87,7 @@ def worker(
         )
     queues = queues_of(role, tier, lane)
     configure_logs(level=log_level())
-    place = locate(app, database, broker=broker, approvals=approvals, needs_fleet=True)
+    place = locate(app, database, broker=broker, cache=cache, approvals=approvals, needs_fleet=True)
     fleet = place.fleet
     assert fleet is not None
     slots = {} if concurrency is None else {"decide_slots": concurrency, "exec_slots": concurrency}
@@ -180,7 +182,9 @@ async def _ls(app: str | None, database: str | None, as_json: bool) -> None:
 def _condition(view: Any) -> str:
     if view.silent_s > WORKER_SILENT_S:
         return f"silent for {view.silent_s:.0f} s"
-    return str(view.beat.state.get("stuck") or "ok")
+    if view.beat.state.get("stuck"):
+        return str(view.beat.state["stuck"])
+    return "ok, cache away" if view.beat.state.get("cache") == "away" else "ok"
 
 
 def _document(view: Any) -> dict[str, Any]:

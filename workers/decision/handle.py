@@ -12,6 +12,7 @@ import structlog
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.errors import ModelError
 from toolfleet.schemas.events import (
+    DecisionDeferred,
     DecisionLeased,
     ModelFailed,
     ModelReplied,
@@ -21,7 +22,7 @@ from toolfleet.schemas.events import (
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.messages import DecideMessage
 from toolfleet.schemas.model import ModelFault, ModelReply, ModelRequest, Usage
-from toolfleet.schemas.outcomes import ReasonCode
+from toolfleet.schemas.outcomes import Lane, ReasonCode
 from toolfleet.schemas.ports import (
     Applied,
     Clock,
@@ -34,6 +35,8 @@ from toolfleet.schemas.ports import (
 from toolfleet.schemas.run import RunState
 from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.consumer import Done, Received, each
+from toolfleet.workers.decision.fallback import WAIT_FOR_IT_MAX_S, models_left, on_model, what_follows
+from toolfleet.workers.decision.pace import ModelPace, NotNow, lane_of
 from toolfleet.workers.decision.reply import propose
 from toolfleet.workers.decision.request import allowed_tools, build_request, estimated_tokens
 from toolfleet.workers.leases import Leases, commit
@@ -43,7 +46,7 @@ from toolfleet.workers.telemetry import SILENT
 
 log = structlog.get_logger("toolfleet.decision")
 
-Decided = ModelReplied | ModelFailed | RunUnworkable  # each ends the lease
+Decided = ModelReplied | ModelFailed | RunUnworkable | DecisionDeferred  # each ends the lease
 
 
 class Decider:
@@ -62,6 +65,7 @@ class Decider:
         token: Callable[[], LeaseToken],
         point: Point,
         telemetry: Telemetry = SILENT,
+        pace: ModelPace | None = None,
     ) -> None:
         self._store = store
         self._model = model
@@ -73,6 +77,7 @@ class Decider:
         self._token = token
         self._point = point
         self._telemetry = telemetry
+        self._pace = pace
         self.dropped = 0  # messages that found no work
         self._agents: dict[tuple[str, str], AgentSpec] = {}
 
@@ -141,23 +146,41 @@ class Decider:
         if agent is None:
             message = f"agent {info.agent!r} of version {info.agent_version} is not known to this database"
             return RunUnworkable(command_id, token, ReasonCode.AGENT_NOT_LOADED, message)
-        request = build_request(agent, state, conversation)
+        request = build_request(on_model(agent, state.model_index), state, conversation)
         queue_s = _waited(state, command_id, leased)
         await self._point("decide.before_model")
         started = self._clock.monotonic_s()
         try:
             with watch.asking(info, request):
-                reply = await self._ask(request)
+                reply = await self._ask_in_turn(request, state.lane)
+        except NotNow as exc:
+            elsewhere = exc.delay_s > WAIT_FOR_IT_MAX_S and models_left(agent, state.model_index) > 0
+            return DecisionDeferred(
+                command_id, token, 0.0 if elsewhere else exc.delay_s, exc.reason, elsewhere
+            )
         except ModelError as exc:
             facts = self._facts(request, queue_s, started)
+            left = models_left(agent, state.model_index)
+            follows = what_follows(exc.fault, failures=state.model_failures + 1, left=left)
             delay = backoff_s(state.model_failures + 1, self._draw(), retry_after_s=exc.fault.retry_after_s)
             log.warning("model_failed", run_id=state.run_id, kind=exc.fault.kind, error=exc.fault.message)
-            return ModelFailed(command_id, token, exc.fault, delay, facts)
+            return ModelFailed(command_id, token, exc.fault, delay, facts, next_model=follows == "next")
         await self._point("decide.after_model")
         allowed = allowed_tools(agent, state)
         calls = propose(reply, agent, state.run_id, state.turn, allowed, conversation.items)
         facts = self._facts(request, queue_s, started, reply)
         return ModelReplied(command_id, token, reply, calls, agent.parallel, facts)
+
+    async def _ask_in_turn(self, request: ModelRequest, lane: Lane) -> ModelReply:
+        """Raises NotNow where the call was not made, ModelError where it failed."""
+        if self._pace is None:
+            return await self._ask(request)
+        return await self._pace.call(
+            lane_of(self._model, request.agent),
+            lambda: estimated_tokens(len(self._model.render(request))) + request.output_tokens_max,
+            lambda: self._ask(request),
+            batch=lane is Lane.BATCH,
+        )
 
     async def _ask(self, request: ModelRequest) -> ModelReply:
         try:

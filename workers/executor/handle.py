@@ -22,6 +22,7 @@ from toolfleet.schemas.ports import (
     Telemetry,
     ToolBackend,
     ToolFailed,
+    ToolPace,
     ToolPlace,
     Transition,
 )
@@ -33,6 +34,7 @@ from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.consumer import Done, Received, each
 from toolfleet.workers.executor.projection import Verdict, failed, returned
 from toolfleet.workers.leases import Leases, commit
+from toolfleet.workers.pace import UNPACED
 from toolfleet.workers.points import Point
 from toolfleet.workers.publisher import Publisher
 from toolfleet.workers.telemetry import SILENT
@@ -56,6 +58,7 @@ class Executor:
         token: Callable[[], LeaseToken],
         point: Point,
         telemetry: Telemetry = SILENT,
+        pace: ToolPace = UNPACED,
     ) -> None:
         self._store = store
         self._tools = tools
@@ -67,6 +70,7 @@ class Executor:
         self._token = token
         self._point = point
         self._telemetry = telemetry
+        self._pace = pace
         self.dropped = 0  # messages that found no work
 
     async def accept(self, received: Sequence[Received], done: Done) -> None:

@@ -1,13 +1,13 @@
-"""Transitions of a lease: expired, poison, handed back (T16, T17, T24)."""
+"""Transitions of a lease: expired, poison, handed back, given up until later (T16, T17, T24, T5)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from toolfleet.schemas.events import HandedBack, LeaseExpired
+from toolfleet.schemas.events import DecisionDeferred, HandedBack, LeaseExpired
 from toolfleet.schemas.limits import DEATHS_MAX
 from toolfleet.schemas.outcomes import ReasonCode, RunStatus
-from toolfleet.schemas.records import AppendDead, Step
+from toolfleet.schemas.records import AppendDead, CloseUsage, Step
 from toolfleet.schemas.run import RunState
 from toolfleet.workers.machine import call, closing
 from toolfleet.workers.machine.draft import Draft, miss
@@ -55,4 +55,20 @@ def handed_back(state: RunState, event: HandedBack, now_s: float) -> Step:
     if row.is_decide:
         draft.change(status=RunStatus.QUEUED, model_attempt=max(0, state.model_attempt - 1))
         draft.set_counters(replace(state.counters, reserved_usd=0.0))
+    return draft.step()
+
+
+def deferred(state: RunState, event: DecisionDeferred, now_s: float) -> Step:
+    """T5: it is not this decision's turn at the model. Nothing was asked, so nothing was used, no try neither."""
+    row = state.command(event.command_id)
+    if row is None or row.token != event.token or not row.is_decide:
+        return miss(state, "lease lost")
+    draft = Draft(state, now_s)
+    draft.add(CloseUsage(event.token, status="deferred", model=""))
+    draft.count(cost_usd=-state.counters.reserved_usd)
+    draft.set_counters(replace(draft.state.counters, reserved_usd=0.0))
+    draft.put(row.due(now_s + event.delay_s))
+    index, begun = state.model_index + event.next_model, max(0, state.model_attempt - 1)
+    draft.change(status=RunStatus.QUEUED, model_attempt=begun, model_index=index)
+    draft.event("turn.deferred", turn=state.turn, reason=event.reason, delay_s=round(event.delay_s, 3))
     return draft.step()

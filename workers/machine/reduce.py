@@ -16,6 +16,7 @@ from toolfleet.schemas.events import (
     CallsSettled,
     CancelRequested,
     DeadlineReached,
+    DecisionDeferred,
     DecisionLeased,
     Event,
     HandedBack,
@@ -48,6 +49,8 @@ def reduce(state: RunState | None, event: Event, now_s: float) -> Step:
             return turn.model_failed(state, event, now_s)
         case RunUnworkable():
             return turn.run_unworkable(state, event, now_s)
+        case DecisionDeferred():
+            return lease.deferred(state, event, now_s)
         case CallLeased():
             return call.leased(state, event, now_s)
         case CallFinished():

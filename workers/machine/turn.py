@@ -111,6 +111,11 @@ def model_failed(state: RunState, event: ModelFailed, now_s: float) -> Step:
     draft.count(model_s=event.facts.model_s, active_s=event.facts.model_s)
     draft.add(_decide_step(draft.state, event.fault.kind, event.facts, error=event.fault.message))
     draft.change(model_failures=state.model_failures + 1)
+    if event.next_model:
+        draft.put(row.due(now_s))
+        draft.change(status=RunStatus.QUEUED, model_failures=0, model_index=state.model_index + 1)
+        draft.event("model.fallback", turn=state.turn, fault=event.fault.kind, model=event.facts.model)
+        return draft.step()
     if event.fault.retryable and draft.state.model_failures < state.limits.model_attempts_max:
         draft.put(row.due(now_s + event.delay_s))
         draft.change(status=RunStatus.QUEUED)
