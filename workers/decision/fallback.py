@@ -13,9 +13,9 @@ FAILURES_BEFORE_NEXT: Final = 2  # one may be an accident
 WAIT_FOR_IT_MAX_S: Final = (
     30.0  # a model that wants a longer wait is left for the next one, where there is one
 )
-ABOUT_THE_REQUEST: Final = frozenset(
-    {"bad_request", "context_length"}
-)  # no other model makes it right by luck
+ABOUT_THE_REQUEST: Final = frozenset(  # no other model makes it right by luck
+    {"bad_request", "context_length", "content_filter"}
+)
 
 
 def what_follows(fault: ModelFault, *, failures: int, left: int) -> Follows:
