@@ -13,6 +13,29 @@ from toolfleet.schemas.limits import DEFAULT_LIMITS, Limits
 from toolfleet.schemas.outcomes import Lane
 from toolfleet.schemas.tools import ToolSpec
 
+# Fields of a request that decide what the model may do and what it is told; one way to set each of them.
+_OURS = frozenset(
+    {
+        "model",
+        "messages",
+        "input",
+        "system",
+        "instructions",
+        "tool_choice",
+        "parallel_tool_calls",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "temperature",
+        "stream",
+        "stream_options",
+        "store",
+        "background",
+        "previous_response_id",
+        "conversation",
+        "n",
+    }
+)
 AGENT_NAME_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}$"
 
 
@@ -68,6 +91,8 @@ class AgentSpec(BaseModel):
     fallback_models: tuple[
         str, ...
     ] = ()  # asked in this order where the one before fails or has no quota left
+    # More of the request, as the provider names it: {"reasoning": {"effort": "low"}}, {"tools": [{"type": "web_search"}]}.
+    provider_options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("fallback_models")
     @classmethod
@@ -84,6 +109,16 @@ class AgentSpec(BaseModel):
             return not any(tool.effect for tool in self.tools)
         return self.parallel_tool_calls == "on"
 
+    @field_validator("provider_options")
+    @classmethod
+    def _only_what_is_not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(value.keys() & _OURS)
+        if taken:
+            raise ValueError(
+                f"provider_options cannot set {', '.join(taken)}: the runtime does, from the agent's own fields"
+            )
+        return value
+
     @cached_property
     def version(self) -> str:
         """Hash of the whole definition, 16 hex digits."""
@@ -93,7 +128,9 @@ class AgentSpec(BaseModel):
     def prompt_version(self) -> str:
         """Hash of what the model reads beside the tools: instructions, examples, sampling, model."""
         return _digest(
-            self.model_dump(mode="json", include={"model", "instructions", "examples", "temperature"})
+            self.model_dump(
+                mode="json", include={"model", "instructions", "examples", "temperature", "provider_options"}
+            )
         )
 
     @cached_property

@@ -15,9 +15,11 @@ from toolfleet.schemas.outcomes import CallOutcome
 
 @dataclass(frozen=True, slots=True)
 class UserItem:
-    """What the user said."""
+    """What the user said. What is more than text stands in `provider`, and goes to its own wire as it is."""
 
     text: str
+    wire: str | None = None  # which wire `provider` is of
+    provider: dict[str, Any] | None = None  # the message as that wire has it: images, documents, other roles
     kind: Literal["user"] = "user"
 
 

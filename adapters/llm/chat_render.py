@@ -14,6 +14,8 @@ from toolfleet.adapters.llm.profiles import GENERIC, Profile
 from toolfleet.adapters.llm.rendering import (
     Message,
     Renderer,
+    definitions,
+    given_message,
     legal_name,
     model_name,
     sent_arguments,
@@ -21,12 +23,11 @@ from toolfleet.adapters.llm.rendering import (
     wire_ids,
 )
 from toolfleet.adapters.llm.strict_json import dumps
+from toolfleet.adapters.llm.tool_forms import PLAIN, Form, ToolForms
 from toolfleet.schemas.agents import AgentSpec, ExampleTurn
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeItem, NoticeItem, UserItem
 from toolfleet.schemas.envelopes import success
 from toolfleet.schemas.model import ModelRequest
-from toolfleet.schemas.tool_text import model_description, model_parameters
-from toolfleet.schemas.tools import ToolSpec
 
 WIRE: Final = "chat_completions"
 _REASONING: Final = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
@@ -41,35 +42,40 @@ class ChatRenderer(Renderer):
     def __init__(self, profile: Profile = GENERIC) -> None:
         super().__init__(profile)
 
-    def prefix(self, agent: AgentSpec, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    def prefix(self, agent: AgentSpec, forms: ToolForms) -> dict[str, Any]:
         messages: list[Message] = []
         if agent.instructions:
             messages.append({"role": self.profile.instructions_role, "content": agent.instructions})
         for example in agent.examples:
-            messages.extend(_example(example, self.profile))
+            messages.extend(_example(example, self.profile, forms))
         head: dict[str, Any] = {"model": model_name(agent, self.profile)}
-        if tools:
-            head["tools"] = [_definition(tool) for tool in tools]
+        defined = definitions(agent, [_definition(form) for form in forms.forms])
+        if defined:
+            head["tools"] = defined
         head["messages"] = messages
         return head
 
-    def history(self, request: ModelRequest) -> list[Message]:
-        return list(rendered_items(request.items, self.profile))
+    def history(self, request: ModelRequest, forms: ToolForms) -> list[Message]:
+        return list(rendered_items(request.items, self.profile, forms))
 
     def options(self, request: ModelRequest) -> dict[str, Any]:
         return rendered_options(request, self.profile)
 
 
-def rendered_items(items: Sequence[Item], profile: Profile = GENERIC) -> Iterator[Message]:
+def rendered_items(
+    items: Sequence[Item], profile: Profile = GENERIC, forms: ToolForms = PLAIN
+) -> Iterator[Message]:
     """The messages of the history, oldest first; a merge gives one per result, contiguous, in call order."""
     ids: dict[str, str] = {}
     for item in items:
         match item:
-            case UserItem(text=text) | NoticeItem(text=text):
+            case UserItem(text=text):
+                yield given_message(item, WIRE) or {"role": "user", "content": text}
+            case NoticeItem(text=text):
                 yield {"role": "user", "content": text}
             case AssistantItem():
                 ids = wire_ids(item.calls, profile)
-                yield _assistant(item, ids, profile)
+                yield _assistant(item, ids, profile, forms)
             case MergeItem(results=results):
                 for result in results:
                     wire_id = ids.get(result.wire_id, result.wire_id)
@@ -84,7 +90,7 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
     options: dict[str, Any] = {profile.output_limit: request.output_tokens_max}
     if agent.temperature is not None and not model.startswith(profile.no_sampling_models or "\0"):
         options["temperature"] = agent.temperature
-    if request.tools:
+    if request.tools or agent.provider_options.get("tools"):
         options["tool_choice"] = _tool_choice(request, profile)
         if profile.parallel and not model.startswith(profile.not_parallel_models or "\0"):
             options["parallel_tool_calls"] = request.parallel
@@ -113,16 +119,18 @@ def _tool_choice(request: ModelRequest, profile: Profile) -> str | dict[str, Any
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice, "tools": chosen}}
 
 
-def _definition(tool: ToolSpec) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": model_description(tool),
-        "parameters": model_parameters(tool),
+def _definition(form: Form) -> dict[str, Any]:
+    function: dict[str, Any] = {
+        "name": form.name,
+        "description": form.description,
+        "parameters": form.parameters,
     }
+    if form.strict:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 
-def _example(example: ExampleTurn, profile: Profile) -> Iterator[Message]:
+def _example(example: ExampleTurn, profile: Profile, forms: ToolForms) -> Iterator[Message]:
     yield {"role": "user", "content": example.user}
     if example.calls:
         calls = [
@@ -132,7 +140,7 @@ def _example(example: ExampleTurn, profile: Profile) -> Iterator[Message]:
         yield {
             "role": "assistant",
             "content": None,
-            "tool_calls": [_call(ids[call.wire_id], call.name, call.arguments) for call in calls],
+            "tool_calls": [_ours(call, ids, profile, forms) for call in calls],
         }
         for call in example.calls:
             # In the envelope that real results come in: an example in another form would teach the wrong one.
@@ -145,23 +153,30 @@ def _call(wire_id: str, name: str, arguments: str) -> Message:
     return {"id": wire_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _assistant(item: AssistantItem, ids: Mapping[str, str], profile: Profile) -> Message:
+def _ours(call: ItemCall, ids: Mapping[str, str], profile: Profile, forms: ToolForms) -> Message:
+    name = legal_name(forms.sent_name(call.name), profile)
+    return _call(ids[call.wire_id], name, forms.sent_arguments(call.name, call.arguments))
+
+
+def _assistant(item: AssistantItem, ids: Mapping[str, str], profile: Profile, forms: ToolForms) -> Message:
     if item.wire == WIRE and item.provider is not None:
-        message = _replayed(item.provider, item.calls, ids, profile)
+        message = _replayed(item.provider, item.calls, ids, profile, forms)
     else:
         message = {"role": "assistant", "content": item.text}
         if item.calls:
-            message["tool_calls"] = [
-                _call(ids[call.wire_id], legal_name(call.name, profile), call.arguments)
-                for call in item.calls
-            ]
+            message |= dict.fromkeys(profile.reasoning_demanded, "")
+            message["tool_calls"] = [_ours(call, ids, profile, forms) for call in item.calls]
     if not item.calls and not message.get("content"):
         message["content"] = item.text or ""  # null is only taken beside calls
     return message
 
 
 def _replayed(
-    provider: Mapping[str, Any], calls: Sequence[ItemCall], ids: Mapping[str, str], profile: Profile
+    provider: Mapping[str, Any],
+    calls: Sequence[ItemCall],
+    ids: Mapping[str, str],
+    profile: Profile,
+    forms: ToolForms,
 ) -> Message:
     """The provider's own message, for what only it understands (reasoning, signatures), made fit to be sent.
 
@@ -180,20 +195,21 @@ def _replayed(
         message[key] = value
     message.setdefault("content", None)
     if calls:
+        for key in profile.reasoning_demanded:
+            message.setdefault(key, "")
         given = provider.get("tool_calls")
         given = given if isinstance(given, list) and len(given) == len(calls) else [None] * len(calls)
         message["tool_calls"] = [
-            _replayed_call(old, call, ids[call.wire_id], profile)
+            _replayed_call(old, _ours(call, ids, profile, forms))
             for old, call in zip(given, calls, strict=True)
         ]
     return message
 
 
-def _replayed_call(old: Any, call: ItemCall, wire_id: str, profile: Profile) -> Message:
-    name = legal_name(call.name, profile)
+def _replayed_call(old: Any, ours: Message) -> Message:
     if not isinstance(old, dict) or not isinstance(old.get("function"), dict):
-        return _call(wire_id, name, call.arguments)
-    function = old["function"]
-    new = _call(wire_id, name, sent_arguments(function.get("arguments"), call.arguments))
-    kept = {key: value for key, value in old.items() if key != "custom"}
-    return {**kept, **new, "function": {**function, **new["function"]}}
+        return ours
+    function = {**old["function"], **ours["function"]}
+    function["arguments"] = sent_arguments(old["function"].get("arguments"), function["arguments"])
+    kept = {key: value for key, value in old.items() if key not in ("custom", "index")}  # index: of a stream
+    return {**kept, **ours, "function": function}

@@ -15,6 +15,8 @@ from toolfleet.adapters.llm.profiles import ANTHROPIC, Profile
 from toolfleet.adapters.llm.rendering import (
     Message,
     Renderer,
+    definitions,
+    given_message,
     legal_name,
     model_name,
     sent_arguments,
@@ -22,13 +24,12 @@ from toolfleet.adapters.llm.rendering import (
     wire_ids,
 )
 from toolfleet.adapters.llm.strict_json import dumps
+from toolfleet.adapters.llm.tool_forms import PLAIN, Form, ToolForms
 from toolfleet.schemas.agents import AgentSpec, ExampleTurn
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeItem, NoticeItem, UserItem
 from toolfleet.schemas.envelopes import success
 from toolfleet.schemas.model import ModelRequest
 from toolfleet.schemas.outcomes import CallOutcome
-from toolfleet.schemas.tool_text import model_description, model_parameters
-from toolfleet.schemas.tools import ToolSpec
 
 WIRE: Final = "messages"
 _NO_ERROR: Final = frozenset({CallOutcome.OK, CallOutcome.NEEDS_HUMAN})  # the second is pending
@@ -43,36 +44,42 @@ class MessagesRenderer(Renderer):
     def __init__(self, profile: Profile = ANTHROPIC) -> None:
         super().__init__(profile)
 
-    def prefix(self, agent: AgentSpec, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    def prefix(self, agent: AgentSpec, forms: ToolForms) -> dict[str, Any]:
         head: dict[str, Any] = {"model": model_name(agent, self.profile)}
-        if tools:
-            head["tools"] = [_definition(tool) for tool in tools]
+        defined = definitions(agent, [_definition(form) for form in forms.forms])
+        if defined:
+            head["tools"] = defined
         if agent.instructions:
             head["system"] = [{"type": "text", "text": agent.instructions}]
         head["messages"] = [
-            message for example in agent.examples for message in _example(example, self.profile)
+            message for example in agent.examples for message in _example(example, self.profile, forms)
         ]
         return head
 
-    def history(self, request: ModelRequest) -> list[Message]:
-        return list(rendered_items(request.items, self.profile))
+    def history(self, request: ModelRequest, forms: ToolForms) -> list[Message]:
+        return list(rendered_items(request.items, self.profile, forms))
 
     def options(self, request: ModelRequest) -> dict[str, Any]:
         return rendered_options(request, self.profile)
 
 
-def rendered_items(items: Sequence[Item], profile: Profile = ANTHROPIC) -> Iterator[Message]:
+def rendered_items(
+    items: Sequence[Item], profile: Profile = ANTHROPIC, forms: ToolForms = PLAIN
+) -> Iterator[Message]:
     """The messages of the history, oldest first, roles in turn. What says nothing is left out: empty text is refused."""
     role, blocks = "user", list[Block]()
     new: list[Block]
     ids: dict[str, str] = {}
     for item in items:
         match item:
-            case UserItem(text=text) | NoticeItem(text=text):
-                new_role, new = "user", [{"type": "text", "text": text}] if text.strip() else []
+            case UserItem(text=text):
+                given = given_message(item, WIRE)
+                new_role, new = _given(given) if given is not None else ("user", _text(text))
+            case NoticeItem(text=text):
+                new_role, new = "user", _text(text)
             case AssistantItem():
                 ids = wire_ids(item.calls, profile)
-                new_role, new = "assistant", _assistant(item, ids, profile)
+                new_role, new = "assistant", _assistant(item, ids, profile, forms)
             case MergeItem(results=results):
                 new_role = "user"
                 new = [
@@ -95,6 +102,17 @@ def rendered_items(items: Sequence[Item], profile: Profile = ANTHROPIC) -> Itera
         yield {"role": role, "content": blocks}
 
 
+def _text(text: str) -> list[Block]:
+    return [{"type": "text", "text": text}] if text.strip() else []
+
+
+def _given(message: Message) -> tuple[str, list[Block]]:
+    content = message.get("content")
+    return str(message.get("role", "user")), list(content) if isinstance(content, list) else _text(
+        str(content or "")
+    )
+
+
 def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
     """What stands behind the messages: limit, sampling, and what may be called in this turn."""
     agent = request.agent
@@ -103,7 +121,7 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
         options["cache_control"] = {"type": "ephemeral"}  # up to the last block that can be cached
     if agent.temperature is not None:
         options["temperature"] = min(agent.temperature, 1.0)  # its scale ends there
-    if request.tools:
+    if request.tools or agent.provider_options.get("tools"):
         options["tool_choice"] = _tool_choice(request, profile)
     user = user_of(request, profile)
     if user and profile.user:
@@ -127,25 +145,27 @@ def _tool_choice(request: ModelRequest, profile: Profile) -> dict[str, Any]:
     return chosen
 
 
-def _definition(tool: ToolSpec) -> dict[str, Any]:
-    return {
-        "name": tool.name,
-        "description": model_description(tool),
-        "input_schema": model_parameters(tool),
+def _definition(form: Form) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "name": form.name,
+        "description": form.description,
+        "input_schema": form.parameters,
     }
+    if form.strict:
+        made["strict"] = True
+    return made
 
 
-def _example(example: ExampleTurn, profile: Profile) -> Iterator[Message]:
+def _example(example: ExampleTurn, profile: Profile, forms: ToolForms) -> Iterator[Message]:
     yield {"role": "user", "content": [{"type": "text", "text": example.user}]}
     if example.calls:
-        calls = [ItemCall(call.id, call.id, call.name, "{}") for call in example.calls]
+        calls = [
+            ItemCall(call.id, call.id, call.name, dumps(call.arguments).decode()) for call in example.calls
+        ]
         ids = wire_ids(calls, profile)
         yield {
             "role": "assistant",
-            "content": [
-                {"type": "tool_use", "id": ids[call.id], "name": call.name, "input": call.arguments}
-                for call in example.calls
-            ],
+            "content": [_call(call, ids, profile, forms) for call in calls],
         }
         yield {
             "role": "user",
@@ -162,25 +182,32 @@ def _example(example: ExampleTurn, profile: Profile) -> Iterator[Message]:
     yield {"role": "assistant", "content": [{"type": "text", "text": example.answer}]}
 
 
-def _assistant(item: AssistantItem, ids: Mapping[str, str], profile: Profile) -> list[Block]:
+def _assistant(
+    item: AssistantItem, ids: Mapping[str, str], profile: Profile, forms: ToolForms
+) -> list[Block]:
     content = item.provider.get("content") if item.wire == WIRE and item.provider is not None else None
     if isinstance(content, list):
-        return _replayed(content, item.calls, ids, profile)
-    blocks: list[Block] = [{"type": "text", "text": item.text}] if item.text and item.text.strip() else []
-    return blocks + [_call(call, ids, profile) for call in item.calls]
+        return _replayed(content, item.calls, ids, profile, forms)
+    return _text(item.text or "") + [_call(call, ids, profile, forms) for call in item.calls]
 
 
-def _call(call: ItemCall, ids: Mapping[str, str], profile: Profile) -> Block:
+def _call(
+    call: ItemCall, ids: Mapping[str, str], profile: Profile, forms: ToolForms, raw: str | None = None
+) -> Block:
     return {
         "type": "tool_use",
         "id": ids[call.wire_id],
-        "name": legal_name(call.name, profile),
-        "input": orjson.Fragment(call.arguments),
+        "name": legal_name(forms.sent_name(call.name), profile),
+        "input": orjson.Fragment(sent_arguments(raw, forms.sent_arguments(call.name, call.arguments))),
     }
 
 
 def _replayed(
-    content: Sequence[Mapping[str, Any]], calls: Sequence[ItemCall], ids: Mapping[str, str], profile: Profile
+    content: Sequence[Mapping[str, Any]],
+    calls: Sequence[ItemCall],
+    ids: Mapping[str, str],
+    profile: Profile,
+    forms: ToolForms,
 ) -> list[Block]:
     """The provider's blocks in their order. Calls carry our input where its own is not what was carried out."""
     waiting = list(calls)
@@ -194,11 +221,13 @@ def _replayed(
                 if waiting:
                     call = waiting.pop(0)
                     raw = dumps(old.get("input")).decode()
-                    new = _call(call, ids, profile)
-                    kept = {key: value for key, value in old.items() if key in ("caller", "cache_control")}
-                    blocks.append(
-                        {**new, "input": orjson.Fragment(sent_arguments(raw, call.arguments)), **kept}
+                    caller = old.get("caller")
+                    kept = (
+                        {"caller": caller}
+                        if isinstance(caller, dict) and caller.get("type") != "direct"
+                        else {}
                     )
+                    blocks.append({**_call(call, ids, profile, forms, raw), **kept})
             case _:  # thinking, redacted_thinking, the provider's own tools: signed or paired, never touched
                 blocks.append(dict(old))
-    return blocks + [_call(call, ids, profile) for call in waiting]
+    return blocks + [_call(call, ids, profile, forms) for call in waiting]

@@ -93,7 +93,8 @@ class OpenAIChatClient:
         if isinstance(outcome, ModelFault):
             # Outside every `except`: the SDK's exceptions hold the request and the provider's words about it.
             raise ModelError(outcome)
-        return replace(parse_reply(outcome), rate=rate_hint(outcome.headers))
+        reply = self._renderer.restored(parse_reply(outcome), request)
+        return replace(reply, rate=rate_hint(outcome.headers))
 
     def render(self, request: ModelRequest) -> bytes:
         return self._renderer.render(request)

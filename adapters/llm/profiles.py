@@ -39,7 +39,7 @@ class Profile:
     parallel: bool = True  # it takes parallel_tool_calls (Anthropic: disable_parallel_tool_use)
     not_parallel_models: tuple[str, ...] = ()  # beginnings of models that refuse parallel_tool_calls
     no_sampling_models: tuple[str, ...] = ()  # beginnings of models that refuse temperature and top_p
-    strict: bool = False  # it enforces strict schemas of tools
+    strict: Literal["openai", "anthropic"] | None = None  # whose strict schemas of tools it enforces
     output_schema: bool = (
         False  # it enforces the shape of the answer; else the shape is told in the system text
     )
@@ -51,6 +51,9 @@ class Profile:
         "any"  # safe: letters, digits, _ and -; nine: nine letters and digits
     )
     reasoning_sent: tuple[str, ...] = ()  # fields of a reply with calls that have to go back with them
+    reasoning_demanded: tuple[
+        str, ...
+    ] = ()  # of those, fields it misses (400) where a reply with calls has none
     unsent: tuple[str, ...] = (
         "annotations",
         "audio",
@@ -65,6 +68,7 @@ class Profile:
         False  # Responses: only what is new is sent, with previous_response_id; needs `stored`
     )
     encrypted_reasoning: bool = False  # Responses: reasoning can be asked for in a form that may be sent back
+    stream: bool = False  # asks for a stream, which is read to its end: for servers that answer slowly
     done_mark: bool = True  # its streams end with [DONE]
     stream_usage: bool = True  # it takes stream_options.include_usage
 
@@ -89,7 +93,7 @@ OPENAI: Final = Profile(
     allowed_tools=True,
     not_parallel_models=_O_SERIES,
     no_sampling_models=(*_O_SERIES, "gpt-5"),
-    strict=True,
+    strict="openai",
     output_schema=True,
     cache_key=True,
 )
@@ -106,7 +110,7 @@ OPENAI_RESPONSES: Final = Profile(
     user_chars_max=64,
     allowed_tools=True,
     no_sampling_models=(*_O_SERIES, "gpt-5"),
-    strict=True,
+    strict="openai",
     output_schema=True,
     cache_key=True,
     encrypted_reasoning=True,
@@ -121,7 +125,7 @@ AZURE: Final = Profile(
     output_limit="max_completion_tokens",
     not_parallel_models=_O_SERIES,
     no_sampling_models=(*_O_SERIES, "gpt-5"),
-    strict=True,
+    strict="openai",
     output_schema=True,
 )
 # Ids of calls match ^[a-zA-Z0-9_-]+$; nothing is cached without cache_control.
@@ -137,7 +141,7 @@ ANTHROPIC: Final = Profile(
     user_chars_max=256,
     name_chars_max=128,
     tool_choices=("auto", "required", "none", "function"),
-    strict=True,
+    strict="anthropic",
     output_schema=True,
     cache_marks=True,
     call_ids="safe",
@@ -154,6 +158,7 @@ DEEPSEEK: Final = Profile(
     user=None,
     parallel=False,
     reasoning_sent=("reasoning_content",),
+    reasoning_demanded=("reasoning_content",),
 )
 # "Tool call id was ... but must be a-z, A-Z, 0-9, with a length of 9"; fields it does not know are refused (422).
 # Thinking stands in the parts of the content, which goes back as it is.
@@ -188,6 +193,7 @@ OPENROUTER: Final = Profile(
     key_env="OPENROUTER_API_KEY",
     source="openrouter.ai/docs/use-cases/reasoning-tokens",
     checked="2026-11-30",
+    output_limit="max_completion_tokens",
     output_schema=True,
     reasoning_sent=("reasoning_details",),
 )

@@ -7,15 +7,17 @@ import re
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
 from toolfleet.adapters.llm.profiles import Profile
 from toolfleet.adapters.llm.strict_json import dumps
+from toolfleet.adapters.llm.tool_forms import ToolForms, forms_of
 from toolfleet.schemas.agents import AgentSpec
-from toolfleet.schemas.conversation import ItemCall
-from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.conversation import ItemCall, UserItem
+from toolfleet.schemas.model import ModelReply, ModelRequest
 from toolfleet.schemas.tools import ToolSpec
 
 # Versions of agents one process serves at a time; more cost a new rendering, no more.
@@ -39,41 +41,79 @@ class Renderer:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         # By identity of agent and tools, which the entry keeps alive, so that no identity is used again meanwhile.
-        self._prefixes: OrderedDict[tuple[int, int], tuple[AgentSpec, tuple[ToolSpec, ...], bytes]] = (
-            OrderedDict()
-        )
+        self._prefixes: OrderedDict[tuple[int, int], _Prefix] = OrderedDict()
 
     def render(self, request: ModelRequest) -> bytes:
         """The whole body, byte for byte as it is sent."""
-        prefix = self._prefix(request.agent, request.tools)
-        history = dumps(self.history(request))[1:-1]
-        options = dumps(self.options(request))
+        known = self._known(request)
+        prefix, history = known.prefix, dumps(self.history(request, known.forms))[1:-1]
+        options = dumps(self._all_options(request))
         separator = b"," if history and not prefix.endswith(b"[") else b""
         return b"".join((prefix, separator, history, b"],", options[1:]))
 
+    def restored(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        """The reply to that request with the names and arguments of the tools themselves."""
+        return self._known(request).forms.restored(reply)
+
     @abstractmethod
-    def prefix(self, agent: AgentSpec, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    def prefix(self, agent: AgentSpec, forms: ToolForms) -> dict[str, Any]:
         """The body up to the history, whose list (with the examples in it) is its last value."""
 
     @abstractmethod
-    def history(self, request: ModelRequest) -> list[Message]:
+    def history(self, request: ModelRequest, forms: ToolForms) -> list[Message]:
         """The items, oldest first."""
 
     @abstractmethod
     def options(self, request: ModelRequest) -> dict[str, Any]:
         """What stands behind the history: limits, sampling, what may be called in this turn. Never empty."""
 
-    def _prefix(self, agent: AgentSpec, tools: tuple[ToolSpec, ...]) -> bytes:
+    def _all_options(self, request: ModelRequest) -> dict[str, Any]:
+        """Ours, how the answer is to come, and what the agent asks for beyond it; of lists (`include`) both."""
+        options = self.options(request)
+        if self.profile.stream:
+            options["stream"] = True
+            if self.profile.wire == "chat_completions" and self.profile.stream_usage:
+                options["stream_options"] = {"include_usage": True}
+        for key, value in request.agent.provider_options.items():
+            ours = options.get(key)
+            if key == "tools":
+                continue  # stand with the others, in the prefix
+            options[key] = (
+                [*ours, *(one for one in value if one not in ours)] if isinstance(ours, list) else value
+            )
+        return options
+
+    def _known(self, request: ModelRequest) -> _Prefix:
+        agent, tools = request.agent, request.tools
         key = (id(agent), id(tools))
         known = self._prefixes.get(key)
         if known is not None:
             self._prefixes.move_to_end(key)
-            return known[2]
-        prefix = dumps(self.prefix(agent, tools))[:-2]
-        self._prefixes[key] = (agent, tools, prefix)
+            return known
+        forms = forms_of(tools, self.profile)
+        made = self._prefixes[key] = _Prefix(agent, tools, forms, dumps(self.prefix(agent, forms))[:-2])
         if len(self._prefixes) > _PREFIXES_MAX:
             self._prefixes.popitem(last=False)
-        return prefix
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    agent: AgentSpec
+    tools: tuple[ToolSpec, ...]
+    forms: ToolForms
+    prefix: bytes  # the body up to the history, without a comma at its end
+
+
+def definitions(agent: AgentSpec, ours: list[Message]) -> list[Message]:
+    """The definitions of our tools, and behind them the provider's own that the agent asks for (web_search ...)."""
+    given = agent.provider_options.get("tools")
+    return [*ours, *given] if isinstance(given, list) else ours
+
+
+def given_message(item: UserItem, wire: str) -> Message | None:
+    """What the user gave in the form of this wire, as it is; None: there is only its text."""
+    return item.provider if item.wire == wire else None
 
 
 def sent_arguments(raw: Any, ours: str) -> str:

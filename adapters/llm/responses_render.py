@@ -13,6 +13,8 @@ from toolfleet.adapters.llm.profiles import OPENAI_RESPONSES, Profile
 from toolfleet.adapters.llm.rendering import (
     Message,
     Renderer,
+    definitions,
+    given_message,
     legal_name,
     model_name,
     sent_arguments,
@@ -20,12 +22,11 @@ from toolfleet.adapters.llm.rendering import (
     wire_ids,
 )
 from toolfleet.adapters.llm.strict_json import dumps
+from toolfleet.adapters.llm.tool_forms import PLAIN, Form, ToolForms
 from toolfleet.schemas.agents import AgentSpec, ExampleTurn
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeItem, NoticeItem, UserItem
 from toolfleet.schemas.envelopes import success
 from toolfleet.schemas.model import ModelRequest
-from toolfleet.schemas.tool_text import model_description, model_parameters
-from toolfleet.schemas.tools import ToolSpec
 
 WIRE: Final = "responses"
 _CALLS: Final = frozenset({"function_call", "custom_tool_call"})
@@ -39,16 +40,19 @@ class ResponsesRenderer(Renderer):
     def __init__(self, profile: Profile = OPENAI_RESPONSES) -> None:
         super().__init__(profile)
 
-    def prefix(self, agent: AgentSpec, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    def prefix(self, agent: AgentSpec, forms: ToolForms) -> dict[str, Any]:
         head: dict[str, Any] = {"model": model_name(agent, self.profile)}
         if agent.instructions:
             head["instructions"] = agent.instructions
-        if tools:
-            head["tools"] = [_definition(tool) for tool in tools]
-        head["input"] = [item for example in agent.examples for item in _example(example, self.profile)]
+        defined = definitions(agent, [_definition(form) for form in forms.forms])
+        if defined:
+            head["tools"] = defined
+        head["input"] = [
+            item for example in agent.examples for item in _example(example, self.profile, forms)
+        ]
         return head
 
-    def history(self, request: ModelRequest) -> list[Message]:
+    def history(self, request: ModelRequest, forms: ToolForms) -> list[Message]:
         items = request.items
         start = _known_to_server(items) if self.profile.by_previous_id else None
         ids: dict[str, str] = {}
@@ -57,24 +61,29 @@ class ResponsesRenderer(Renderer):
             assert isinstance(known, AssistantItem), "what the server has a name for"
             ids = wire_ids(known.calls, self.profile)
             items = items[start + 1 :]
-        return list(rendered_items(items, self.profile, ids))
+        return list(rendered_items(items, self.profile, forms, ids))
 
     def options(self, request: ModelRequest) -> dict[str, Any]:
         return rendered_options(request, self.profile)
 
 
 def rendered_items(
-    items: Sequence[Item], profile: Profile = OPENAI_RESPONSES, ids: Mapping[str, str] | None = None
+    items: Sequence[Item],
+    profile: Profile = OPENAI_RESPONSES,
+    forms: ToolForms = PLAIN,
+    ids: Mapping[str, str] | None = None,
 ) -> Iterator[Message]:
     """The input items of the history, oldest first; one function_call_output per call, in call order."""
     ids = ids or {}
     for item in items:
         match item:
-            case UserItem(text=text) | NoticeItem(text=text):
+            case UserItem(text=text):
+                yield given_message(item, WIRE) or {"role": "user", "content": text}
+            case NoticeItem(text=text):
                 yield {"role": "user", "content": text}
             case AssistantItem():
                 ids = wire_ids(item.calls, profile)
-                yield from _assistant(item, ids, profile)
+                yield from _assistant(item, ids, profile, forms)
             case MergeItem(results=results):
                 for result in results:
                     call_id = ids.get(result.wire_id, result.wire_id)
@@ -86,8 +95,10 @@ def rendered_items(
 def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
     """What stands behind the input: limit, sampling, what may be called in this turn, what is kept."""
     agent, model = request.agent, model_name(request.agent, profile)
-    options: dict[str, Any] = {profile.output_limit: request.output_tokens_max, "store": profile.stored}
-    if profile.encrypted_reasoning and not profile.stored:
+    options: dict[str, Any] = {profile.output_limit: request.output_tokens_max}
+    if not profile.stored:
+        options["store"] = False
+    if profile.encrypted_reasoning:
         options["include"] = [_ENCRYPTED]
     start = _known_to_server(request.items) if profile.by_previous_id else None
     if start is not None:
@@ -96,7 +107,7 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
         options["previous_response_id"] = known.provider["id"]
     if agent.temperature is not None and not model.startswith(profile.no_sampling_models or "\0"):
         options["temperature"] = agent.temperature
-    if request.tools:
+    if request.tools or agent.provider_options.get("tools"):
         options["tool_choice"] = _tool_choice(request, profile)
         if profile.parallel:
             options["parallel_tool_calls"] = request.parallel
@@ -124,46 +135,52 @@ def _tool_choice(request: ModelRequest, profile: Profile) -> str | dict[str, Any
     }
 
 
-def _definition(tool: ToolSpec) -> dict[str, Any]:
+def _definition(form: Form) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": "function", "name": form.name, "description": form.description}
     # Without `strict` this API makes a schema strict itself, which would change what the tool takes.
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": model_description(tool),
-        "parameters": model_parameters(tool),
-        "strict": False,
-    }
+    return {**made, "parameters": form.parameters, "strict": form.strict}
 
 
-def _example(example: ExampleTurn, profile: Profile) -> Iterator[Message]:
+def _example(example: ExampleTurn, profile: Profile, forms: ToolForms) -> Iterator[Message]:
     yield {"role": "user", "content": example.user}
     calls = [ItemCall(call.id, call.id, call.name, dumps(call.arguments).decode()) for call in example.calls]
     ids = wire_ids(calls, profile)
     for call in calls:
-        yield _call(ids[call.wire_id], call.name, call.arguments)
+        yield _ours(call, ids, profile, forms)
     for example_call in example.calls:
         content = success(dumps(example_call.result), provenance=example_call.name)
         yield {"type": "function_call_output", "call_id": ids[example_call.id], "output": content}
     yield {"role": "assistant", "content": example.answer}
 
 
-def _call(call_id: str, name: str, arguments: str) -> Message:
-    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
+def _ours(call: ItemCall, ids: Mapping[str, str], profile: Profile, forms: ToolForms) -> Message:
+    return {
+        "type": "function_call",
+        "call_id": ids[call.wire_id],
+        "name": legal_name(forms.sent_name(call.name), profile),
+        "arguments": forms.sent_arguments(call.name, call.arguments),
+    }
 
 
-def _assistant(item: AssistantItem, ids: Mapping[str, str], profile: Profile) -> Iterator[Message]:
+def _assistant(
+    item: AssistantItem, ids: Mapping[str, str], profile: Profile, forms: ToolForms
+) -> Iterator[Message]:
     output = item.provider.get("output") if item.wire == WIRE and item.provider is not None else None
     if isinstance(output, list) and output:
-        yield from _replayed(output, item.calls, ids, profile)
+        yield from _replayed(output, item.calls, ids, profile, forms)
         return
     if item.text or not item.calls:
         yield {"role": "assistant", "content": item.text or ""}
     for call in item.calls:
-        yield _call(ids[call.wire_id], legal_name(call.name, profile), call.arguments)
+        yield _ours(call, ids, profile, forms)
 
 
 def _replayed(
-    output: Sequence[Mapping[str, Any]], calls: Sequence[ItemCall], ids: Mapping[str, str], profile: Profile
+    output: Sequence[Mapping[str, Any]],
+    calls: Sequence[ItemCall],
+    ids: Mapping[str, str],
+    profile: Profile,
+    forms: ToolForms,
 ) -> Iterator[Message]:
     """The provider's items in their order. Calls carry our arguments where its own are not what was carried out."""
     keeps_ids = True
@@ -173,29 +190,26 @@ def _replayed(
         if kind == "reasoning" and not (profile.stored or old.get("encrypted_content")):
             keeps_ids = False
             continue
-        item = {key: value for key, value in old.items() if value is not None and key not in _OUTPUT_ONLY}
+        item = {
+            key: value
+            for key, value in old.items()
+            if value is not None
+            and key not in _OUTPUT_ONLY
+            and not (kind == "reasoning" and key == "content" and not value)
+        }
         if not keeps_ids:
             item.pop("id", None)
         if kind in _CALLS:
             if not waiting:
                 continue
-            call = waiting.pop(0)
-            name = legal_name(call.name, profile)
-            key = "arguments" if kind == "function_call" else "input"
-            text = sent_arguments(old.get(key), call.arguments) if kind == "function_call" else call.arguments
-            item = {
-                **item,
-                "type": "function_call",
-                "call_id": ids[call.wire_id],
-                "name": name,
-                "arguments": text,
-            }
+            ours = _ours(waiting.pop(0), ids, profile, forms)
+            text = sent_arguments(item.pop("input", None) or item.get("arguments"), ours["arguments"])
+            item = {**item, **ours, "arguments": text}
             if kind == "custom_tool_call":
-                item.pop("input", None)
-                item.pop("id", None)
+                item.pop("id", None)  # of an item of another type
         yield item
     for call in waiting:
-        yield _call(ids[call.wire_id], legal_name(call.name, profile), call.arguments)
+        yield _ours(call, ids, profile, forms)
 
 
 def _known_to_server(items: Sequence[Item]) -> int | None:

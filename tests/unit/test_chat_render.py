@@ -195,7 +195,6 @@ def test_a_message_of_this_wire_is_replayed_with_our_ids_and_valid_arguments() -
         "reasoning_content": "hm",
         "tool_calls": [
             {
-                "index": 0,
                 "id": "ours",
                 "type": "function",
                 "extra_content": signature,
