@@ -35,18 +35,25 @@ from rich.progress import (
 from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
 from toolfleet.client import Client, RunRequest, RunResult
 from toolfleet.examples.airline_desk import desk
-from toolfleet.examples.airline_desk.database import state_diff
+from toolfleet.examples.airline_desk.database import effects, state_diff
 from toolfleet.examples.airline_desk.difference import same_json
+from toolfleet.examples.airline_desk.enforcement import (
+    Refusal,
+    enforced_tools,
+    expected_refusals,
+    refusals_in,
+    refused_from,
+)
 from toolfleet.examples.airline_desk.fanout import FanoutCase, build_fanout_cases
 from toolfleet.examples.airline_desk.initial import system_policy
 from toolfleet.examples.airline_desk.model_server import MODEL, ScriptedModelServer, served_in_thread
-from toolfleet.examples.airline_desk.processes import MODEL_NAME, SEED, URL, Processes
+from toolfleet.examples.airline_desk.processes import ENFORCE, MODEL_NAME, SEED, URL, Processes
 from toolfleet.examples.airline_desk.recordings import Recording, load_recordings
 from toolfleet.examples.airline_desk.scripts import END_TEXT, result_problem
 from toolfleet.fleet import Fleet
-from toolfleet.schemas.conversation import MergeItem
+from toolfleet.schemas.conversation import Item, MergeItem
 from toolfleet.schemas.errors import InputError
-from toolfleet.schemas.ids import RunId
+from toolfleet.schemas.ids import CallId, RunId, idempotency_key_of
 from toolfleet.schemas.limits import Limits
 from toolfleet.schemas.outcomes import Lane
 
@@ -68,6 +75,7 @@ class Told:
     merges: int = 0
     ends: int = 0
     result_mismatches: list[str] = field(default_factory=list)
+    refused: dict[str, Refusal] = field(default_factory=dict)  # by call id
     state_matches: bool | None = None
 
 
@@ -81,8 +89,12 @@ def run_demo(
     base_url: str | None = None,
     model: str | None = None,
     workers: int = 1,
+    enforce: bool = False,
 ) -> int:
     """Run the demo in folder `out`; 0 when everything was as recorded, else 1.
+
+    With `enforce` a change to a reservation needs its details first; then the refused calls have to be those that the
+    recordings alone say, and what follows one in its conversation is not compared.
 
     With a broker that processes share the roles are processes of their own: `workers` for decisions, as many for
     tools, a collector and a keeper.
@@ -92,14 +104,13 @@ def run_demo(
     """
     recordings = load_recordings(conversations)
     out.mkdir(parents=True, exist_ok=True)
-    _same_demo(out, recordings, seed, base_url)
+    _same_demo(out, recordings, seed, base_url, enforce)
     console = Console()
     with ExitStack() as stack:
         url = base_url
         if url is None:
-            url = stack.enter_context(
-                served_in_thread(ScriptedModelServer(conversations=conversations, seed=seed))
-            )
+            server = ScriptedModelServer(conversations=conversations, seed=seed, enforced=enforce)
+            url = stack.enter_context(served_in_thread(server))
         shared = broker is not None and not broker.startswith("memory:")
         fleet, cases = build_fleet(
             database=database or f"sqlite:///{out / 'fleet.db'}",
@@ -108,17 +119,20 @@ def run_demo(
             model=model,
             seed=seed,
             signing_keys=_signing_keys(out) if shared else None,
+            enforce=enforce,
         )
         console.print(
             f"{len(recordings)} recorded conversations and {len(cases)} fan-out cases; results in {out}\n"
             f'approvals="off": tools above tier medium ({", ".join(_gated(fleet))}) run here without asking anybody'
         )
-        told = {URL: url, SEED: str(seed), MODEL_NAME: model or MODEL}
+        told = {URL: url, SEED: str(seed), MODEL_NAME: model or MODEL, ENFORCE: str(int(enforce))}
         processes = Processes(fleet, workers, told, console.print) if shared else None
         demo = Demo(fleet, recordings, cases, out, compare=base_url is None, processes=processes)
+        demo.enforce = enforce
         summary = asyncio.run(demo.run(console))
     console.print_json(json.dumps(summary))
     good = summary["completed"] == summary["conversations"] and not summary["state_mismatches"]
+    good = good and summary.get("enforce", {}).get("as_expected", True)
     good = good and not summary["result_mismatches"] and summary["fanout"]["completed"] == len(cases)
     return 0 if good else 1
 
@@ -131,6 +145,7 @@ def build_fleet(
     model: str | None,
     seed: int,
     signing_keys: str | None = None,
+    enforce: bool = False,
 ) -> tuple[Fleet, list[FanoutCase]]:
     """The fleet of the demo: the desk with its 14 tools, and one agent for each fan-out case."""
     fleet = Fleet(
@@ -141,7 +156,7 @@ def build_fleet(
         AGENT,
         model=model or MODEL,
         instructions=system_policy(),
-        tools=desk.TOOLS,
+        tools=enforced_tools() if enforce else desk.TOOLS,
         limits=DESK_LIMITS,
         lane=Lane.BATCH,
     )
@@ -181,6 +196,7 @@ class Demo:
         self._out = out
         self._desk_db = out / "desk.db"
         self._compare = compare
+        self.enforce = False
         self._client: Client
 
     async def run(self, console: Console) -> dict[str, Any]:
@@ -217,6 +233,10 @@ class Demo:
         told = Told(recording.id, completed=True, runs=[])
         previous: str | None = None
         recorded = [str(m["content"]) for m in recording.messages if m["role"] == "tool"]
+        first_refused = refused_from(recording) if self.enforce else None
+        if first_refused is not None:
+            recorded = recorded[:first_refused]
+        items: list[Item] = []
         for run in recording.runs:
             (run_id,) = await self._client.submit(
                 [
@@ -231,25 +251,30 @@ class Demo:
                 ]
             )
             result = await self._client.wait(run_id)
-            await self._note(told, run_id, result, recorded)
+            items += [one.item for one in await self._client.store.items(RunId(run_id))]
+            await self._note(told, run_id, result, recorded, open_end=first_refused is not None)
             if not result.ok:
                 break
             previous = run_id
+        told.refused = refusals_in(recording.id, items)
         if self._compare:
             if told.completed and recorded:
                 told.result_mismatches.append(f"{len(recorded)} recorded result(s) never came")
-            found = await asyncio.to_thread(state_diff, self._desk_db, recording.id)
-            told.state_matches = same_json(found, list(recording.expected_diff))
+            if first_refused is None:  # what was refused did not happen, so the state is not the recorded one
+                found = await asyncio.to_thread(state_diff, self._desk_db, recording.id)
+                told.state_matches = same_json(found, list(recording.expected_diff))
         return told
 
-    async def _note(self, told: Told, run_id: str, result: RunResult, recorded: list[str]) -> None:
-        """Book one run, and take from `recorded` the results it had, comparing them."""
+    async def _note(
+        self, told: Told, run_id: str, result: RunResult, recorded: list[str], *, open_end: bool
+    ) -> None:
+        """Book one run, and take from `recorded` the results it had, comparing them; with `open_end` more may come."""
         merges = await self._merges(run_id)
         calls = []
         for merge in merges:
             for one in merge.results:
                 calls.append({"outcome": one.outcome.value, "result": json.loads(one.content)})
-                if self._compare:
+                if self._compare and (recorded or not open_end):
                     wanted = recorded.pop(0) if recorded else None
                     problem = (
                         "not recorded" if wanted is None else result_problem({"content": one.content}, wanted)
@@ -316,10 +341,26 @@ class Demo:
                 "histogram": dict(sorted(histogram.items(), key=lambda entry: int(entry[0]))),
             },
         }
+        if self.enforce:
+            summary["enforce"] = self._enforced(told)
         lines = (json.dumps(asdict(one), ensure_ascii=False) for one in told)
         _replace(self._out / "results.jsonl", "".join(f"{line}\n" for line in lines))
         _replace(self._out / "summary.json", json.dumps(summary, indent=1) + "\n")
         return summary
+
+    def _enforced(self, told: list[Told]) -> dict[str, Any]:
+        """What was refused, against what the recordings say; and that nothing refused was done all the same."""
+        refused = {id_: one for conversation in told for id_, one in conversation.refused.items()}
+        expected = [one for recording in self._recordings for one in expected_refusals(recording)]
+        done = {effect.idempotency_key for effect in effects(self._desk_db)}
+        happened = [id_ for id_ in refused if idempotency_key_of(CallId(id_)) in done]
+        return {
+            "refused": len(refused),
+            "expected": len(expected),
+            "refused_and_done": len(happened),
+            "as_expected": sorted(refused.values()) == sorted(expected) and not happened,
+            "calls": [asdict(one) for one in sorted(refused.values())],
+        }
 
 
 def _fanned_out(case: FanoutCase, result: RunResult, merges: list[MergeItem]) -> bool:
@@ -347,10 +388,13 @@ def _gated(fleet: Fleet) -> list[str]:
     )
 
 
-def _same_demo(out: Path, recordings: tuple[Recording, ...], seed: int, base_url: str | None) -> None:
+def _same_demo(
+    out: Path, recordings: tuple[Recording, ...], seed: int, base_url: str | None, enforce: bool
+) -> None:
     """A folder holds one demo: its input is written down before anything runs, and compared at every start."""
     digest = hashlib.sha256(json.dumps([[r.id, list(r.messages)] for r in recordings]).encode()).hexdigest()
     mine = {"conversations_sha256": digest, "seed": seed, "scripted": base_url is None}
+    mine |= {"enforce": True} if enforce else {}
     path = out / "demo.json"
     if not path.exists():
         _replace(path, json.dumps(mine, indent=1) + "\n")
@@ -361,7 +405,7 @@ def _same_demo(out: Path, recordings: tuple[Recording, ...], seed: int, base_url
         theirs = {}
     if theirs != mine:
         raise InputError(
-            f"{out} holds a demo of other conversations, another seed or another model",
+            f"{out} holds a demo of other conversations, another seed, another model or other rules",
             hint="Give another --out, or remove that folder.",
         )
 

@@ -73,8 +73,11 @@ class ScriptedModelServer:
         host: str = "127.0.0.1",
         port: int = 0,
         latency_s: float = 0.0,
+        enforced: bool = False,
     ) -> None:
-        """Reads the scripts: the conversations of the file (or the carried ones) and the fan-out cases."""
+        """Reads the scripts: the conversations of the file (or the carried ones) and the fan-out cases.
+
+        `enforced`: calls may be refused for what must come first (`enforcement`)."""
         self._book = ScriptBook(
             [
                 *(recorded_script(recording) for recording in load_recordings(conversations)),
@@ -84,6 +87,7 @@ class ScriptedModelServer:
         self._host = host
         self._port = port
         self._latency_s = latency_s
+        self._enforced = enforced
         self._counts = Counts()
         self._mismatches: dict[tuple[str, int], Mismatch] = {}
         self._runner: web.AppRunner | None = None
@@ -170,7 +174,7 @@ class ScriptedModelServer:
                 param="messages",
                 code="unknown_conversation",
             )
-        mismatches = place.mismatches(messages)
+        mismatches = place.mismatches(messages, enforced=self._enforced)
         if mismatches:
             self._note(mismatches)
             first = mismatches[0]

@@ -17,6 +17,7 @@ APP: Final = "toolfleet.examples.airline_desk.fleet_app:fleet"
 URL: Final = "TOOLFLEET_DEMO_URL"
 SEED: Final = "TOOLFLEET_DEMO_SEED"
 MODEL_NAME: Final = "TOOLFLEET_DEMO_MODEL"
+ENFORCE: Final = "TOOLFLEET_DEMO_ENFORCE"
 
 
 class Processes:

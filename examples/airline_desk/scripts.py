@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import rfc8785
 
 from toolfleet.examples.airline_desk.difference import same_json
+from toolfleet.examples.airline_desk.enforcement import is_refusal
 from toolfleet.examples.airline_desk.fanout import FanoutCase
 from toolfleet.examples.airline_desk.pairing import text_of
 from toolfleet.examples.airline_desk.recordings import Recording
@@ -55,13 +56,20 @@ class Place:
         following = self.script.messages[self.position : self.position + 1]
         return following[0] if following and following[0]["role"] == "assistant" else None
 
-    def mismatches(self, messages: Sequence[Mapping[str, Any]]) -> list[Mismatch]:
-        """The results among `messages` (as `spoken` gives them) that differ from the script's."""
-        return [
-            Mismatch(self.script.id, index, reason)
-            for index, (given, written) in enumerate(zip(messages, self.script.messages, strict=False))
-            if given["role"] == "tool" and (reason := result_problem(given, written["content"])) is not None
-        ]
+    def mismatches(self, messages: Sequence[Mapping[str, Any]], *, enforced: bool = False) -> list[Mismatch]:
+        """The results among `messages` (as `spoken` gives them) that differ from the script's.
+
+        `enforced`: calls may be refused for what must come first, and what follows a refusal is not compared.
+        """
+        found = []
+        for index, (given, written) in enumerate(zip(messages, self.script.messages, strict=False)):
+            if given["role"] != "tool":
+                continue
+            if enforced and is_refusal(_parsed(text_of(given["content"]) or "")):
+                break
+            if (reason := result_problem(given, written["content"])) is not None:
+                found.append(Mismatch(self.script.id, index, reason))
+        return found
 
 
 class ScriptBook:

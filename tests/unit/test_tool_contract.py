@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Annotated, Any
@@ -11,6 +12,10 @@ from pydantic import BaseModel, RootModel, SecretStr
 
 from tests.unit.contract_tools import Order, get_order, submit_refund, update_address, update_order
 from toolfleet import From, Injected, Prerequisite, Untrusted, narrow, tool
+from toolfleet.adapters.llm.chat_render import ChatRenderer
+from toolfleet.adapters.llm.messages_render import MessagesRenderer
+from toolfleet.adapters.llm.responses_render import ResponsesRenderer
+from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.contract import ResultField
 from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.schemas.tool_text import model_description, model_parameters
@@ -217,3 +222,13 @@ def test_the_annotated_result_is_the_result_model_unless_another_is_declared() -
     ]
     assert get_order.spec.sources == {"order_id": ("user", "upstream")}
     assert From("user").sources == ("user",)
+
+
+@pytest.mark.parametrize("renderer", [ChatRenderer(), ResponsesRenderer(), MessagesRenderer()])
+def test_every_wire_sends_the_text_of_the_contract(renderer: Any) -> None:
+    agent = AgentSpec(name="desk", model="m", tools=(get_order.spec,))
+
+    sent = json.dumps(renderer.prefix(agent, agent.tools), ensure_ascii=False)
+
+    assert "Do not use it: the user wants to change, cancel or refund it" in sent
+    assert "never make it up" in sent and "api_key" not in sent

@@ -28,6 +28,12 @@ BaseUrl = Annotated[
     typer.Option("--base-url", metavar="URL", help="A real model server instead of the scripted one."),
 ]
 Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Its model.")]
+Enforce = Annotated[
+    bool,
+    typer.Option(
+        "--enforce", help="A change to a reservation needs its details first; calls out of order are refused."
+    ),
+]
 
 
 def demo(
@@ -39,6 +45,7 @@ def demo(
     workers: Workers = 1,
     base_url: BaseUrl = None,
     model: Model = None,
+    enforce: Enforce = False,
 ) -> None:
     """Run recorded customer conversations and fan-out cases through a fleet, and check every result."""
     from toolfleet.commands.logs import configure_logs
@@ -54,5 +61,6 @@ def demo(
         base_url=base_url,
         model=model,
         workers=workers,
+        enforce=enforce,
     )
     raise typer.Exit(code)
