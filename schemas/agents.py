@@ -7,10 +7,13 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from toolfleet.schemas.context import ContextPolicy
+from toolfleet.schemas.control import CHOICES, NONE, REQUIRED, ControlPolicy
 from toolfleet.schemas.limits import DEFAULT_LIMITS, Limits
 from toolfleet.schemas.outcomes import Lane
+from toolfleet.schemas.output import OutputSpec
 from toolfleet.schemas.tools import ToolSpec
 
 # Fields of a request that decide what the model may do and what it is told; one way to set each of them.
@@ -78,15 +81,22 @@ class AgentSpec(BaseModel):
     name: str = Field(pattern=AGENT_NAME_PATTERN)
     model: str
     instructions: str = ""
+    selection_rules: str = ""  # when to use which tool; stands behind the instructions, counted as rules
     examples: tuple[ExampleTurn, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     limits: Limits = DEFAULT_LIMITS
     lane: Lane = Lane.INTERACTIVE
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    tool_choice: Literal["auto", "required", "none"] = "auto"
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    tool_choice: str = (
+        "auto"  # auto | required | none | a tool's name; the middle and the last until a call is made
+    )
     parallel_tool_calls: Literal["auto", "on", "off"] = (
         "auto"  # auto: off when a tool with an effect is among them
     )
+    control: ControlPolicy = ControlPolicy()
+    context: ContextPolicy = ContextPolicy()
+    output: OutputSpec | None = None
     price: Price | None = None  # of `model`; fallback models have those of the table
     fallback_models: tuple[
         str, ...
@@ -101,6 +111,37 @@ class AgentSpec(BaseModel):
         if len(set(names)) != len(names):
             raise ValueError("a model stands twice in the chain of model and fallback_models")
         return value
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> AgentSpec:
+        """What would otherwise be found out at the first request, or never."""
+        names = {tool.name for tool in self.tools}
+        if self.tool_choice not in CHOICES and self.tool_choice not in names:
+            raise ValueError(
+                f"tool_choice {self.tool_choice!r} is none of {', '.join(CHOICES)} and no tool of it"
+            )
+        if self.tool_choice == REQUIRED and not names:
+            raise ValueError("tool_choice is required, and it has no tools; give it one, or choose auto")
+        unknown = sorted(self.control.names - names)
+        if unknown:
+            raise ValueError(
+                f"control speaks of {', '.join(unknown)}, which it does not have; add the tool or mend the name"
+            )
+        _check_control(self.control, self.tool_choice, self.tools)
+        both = sorted({"response_format", "text", "output_config"} & self.provider_options.keys())
+        if self.output is not None and both:
+            raise ValueError(f"provider_options has {both[0]}, and it has an output; leave the first out")
+        if self.output is not None and (twice := sorted(self.output.constants & names)):
+            raise ValueError(
+                f"its output schema offers the choice of {', '.join(twice)}, which are its tools as well; let the model "
+                "call them, or take them out of tools= and act on the decision in your code"
+            )
+        return self
+
+    @property
+    def system_text(self) -> str:
+        """What stands in the system role: instructions, then selection rules. Nothing of it changes within a version."""
+        return "\n\n".join(text for text in (self.instructions, self.selection_rules) if text)
 
     @property
     def parallel(self) -> bool:
@@ -126,21 +167,53 @@ class AgentSpec(BaseModel):
 
     @cached_property
     def prompt_version(self) -> str:
-        """Hash of what the model reads beside the tools: instructions, examples, sampling, model."""
+        """Hash of what the model reads beside the tools: instructions, rules, examples, sampling, model, output."""
         return _digest(
             self.model_dump(
-                mode="json", include={"model", "instructions", "examples", "temperature", "provider_options"}
+                mode="json",
+                include={
+                    "model",
+                    "instructions",
+                    "selection_rules",
+                    "examples",
+                    "temperature",
+                    "top_p",
+                    "provider_options",
+                    "output",
+                    "context",
+                },
             )
         )
 
     @cached_property
     def toolset_version(self) -> str:
-        """Hash of the tool definitions, in their order."""
-        return _digest(self.model_dump(mode="json", include={"tools", "tool_choice", "parallel_tool_calls"}))
+        """Hash of the tool definitions, in their order, and of the rules about them."""
+        return _digest(
+            self.model_dump(mode="json", include={"tools", "tool_choice", "parallel_tool_calls", "control"})
+        )
+
+    @property
+    def cache_key(self) -> str:
+        """What routes equal prefixes to one cache of the provider: the same for all runs of a version."""
+        return f"{self.prompt_version}-{self.toolset_version}"
 
     def tool(self, name: str) -> ToolSpec | None:
         """The tool of that name, or None."""
         return next((tool for tool in self.tools if tool.name == name), None)
+
+
+def _check_control(control: ControlPolicy, tool_choice: str, tools: tuple[ToolSpec, ...]) -> None:
+    demands = control.first is not None or bool(control.answer_only_after)
+    if tool_choice == NONE and demands:
+        raise ValueError("tool_choice is none, and its control demands a call; one of them has to go")
+    waiting = {tool.name: {one.tool for one in tool.requires} for tool in tools if tool.requires}
+    if control.first in waiting:
+        raise ValueError(f"control.first is {control.first}, which requires another call before it")
+    while waiting:  # every round takes out at least one tool, or there is a circle
+        free = [name for name, needed in waiting.items() if not needed & waiting.keys()]
+        if not free:
+            raise ValueError(f"what its tools require goes round in a circle: {', '.join(sorted(waiting))}")
+        waiting = {name: needed for name, needed in waiting.items() if name not in free}
 
 
 def _digest(value: Any) -> str:

@@ -90,6 +90,18 @@ def error(
     return _text(fields)
 
 
+def omitted(content: str, *, reference: str) -> str:
+    """The envelope that stands for a stored one in a request that would be too long: its status, and where it is."""
+    old = orjson.loads(content) if content.startswith("{") else {}
+    fields = {
+        "status": old.get("status", SUCCESS),
+        "data_omitted": True,
+        "reference": reference,
+        "message": "Left out of this request to save room. The result is stored under the reference.",
+    }
+    return _text(fields)
+
+
 def with_notice(content: str, notice: str) -> str:
     """The same envelope with this notice for the model instead of any other; every other byte stays.
 

@@ -6,11 +6,14 @@ in `reduce` is a type error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from toolfleet.schemas.context import ContextFacts
+from toolfleet.schemas.control import Control
 from toolfleet.schemas.ids import CallId, CommandId, LeaseToken
 from toolfleet.schemas.model import ModelFault, ModelReply
 from toolfleet.schemas.outcomes import Tier
+from toolfleet.schemas.output import OutputRead
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import NewRun
 
@@ -71,11 +74,15 @@ class StepFacts:
     cost_usd: float = 0.0
     next_reserve_usd: float = 0.0
     request_id: str | None = None
+    control: Control | None = None  # what the rules of the agent came to for this step
+    context: ContextFacts = field(default_factory=ContextFacts)
+    tighter_tokens: int | None = None  # the budget to try where the provider finds the request too long
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReplied:
-    """T3, T4: the model's complete reply. `parallel` says whether several of its calls may run."""
+    """T3, T4: the model's complete reply. `parallel` says whether several of its calls may run, `control` what else the
+    rules of this step allow; `output`: its text held against the agent's output schema, where it has one."""
 
     command_id: CommandId
     token: LeaseToken
@@ -83,6 +90,8 @@ class ModelReplied:
     calls: tuple[ProposedCall, ...]
     parallel: bool
     facts: StepFacts
+    control: Control | None = None
+    output: OutputRead | None = None
 
 
 @dataclass(frozen=True, slots=True)

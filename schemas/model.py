@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import Item
+from toolfleet.schemas.output import OutputSpec
 from toolfleet.schemas.pace import RateHint
 from toolfleet.schemas.tools import ToolSpec
 
@@ -15,7 +16,13 @@ Finish = Literal["stop", "tool_calls", "length", "content_filter", "refusal"]
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model call. Equal requests render to equal bytes, on every machine and in every process."""
+    """One model call. Equal requests render to equal bytes, on every machine and in every process.
+
+    For adapters: the system text is `agent.system_text`. `allowed` goes into the API's own list of allowed tools where
+    it has one, else the definitions stay and the runtime refuses; where the profile says that narrowing is cheaper,
+    only the allowed definitions are sent. `output` is the shape of a final answer (response_format, text.format).
+    `cache_key` goes into prompt_cache_key where the profile knows it. None of the last five may stand before the history.
+    """
 
     agent: AgentSpec
     items: tuple[Item, ...]
@@ -26,6 +33,8 @@ class ModelRequest:
     output_tokens_max: int = 4096
     timeout_s: float = 120.0
     user: str | None = None  # who it is for, as the provider's abuse checks want it; from the run's metadata
+    output: OutputSpec | None = None  # the shape the final answer must have; validated by us as well
+    cache_key: str | None = None  # equal for all requests with the same prefix
 
 
 @dataclass(frozen=True, slots=True)

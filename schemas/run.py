@@ -81,9 +81,15 @@ class RunState:
     model_index: int = 0  # 0 is the agent's own model, then its fallback models
     window: tuple[Signature, ...] = ()  # newest last, bounded
     withdrawn: tuple[str, ...] = ()  # tools no longer offered in this run
+    came_back: tuple[
+        str, ...
+    ] = ()  # tools that answered a call of this run, sorted; a refusal of theirs counts
+    succeeded: tuple[str, ...] = ()  # of those, the ones with an outcome ok
+    context_tokens_max: int | None = None  # the tighter budget, once the provider found a request too long
     ending: str | None = None  # reason code of a limit that ends the run once its turn is merged
     reason: str | None = None
     output: str | None = None
+    structured: bool = False  # `output` is the JSON of a value that fits the agent's output schema
     deadline_at: float | None = None
     turn_tool_s: float = 0.0  # the longest tool time among the results of the current turn
     item_count: int = 0

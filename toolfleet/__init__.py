@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from toolfleet.definitions import Tool, tool
     from toolfleet.fleet import Fleet, Run
     from toolfleet.narrowing import narrow
+    from toolfleet.outputs import Decision, decision_output
     from toolfleet.schemas.agents import AgentSpec, ExampleCall, ExampleTurn, Price
+    from toolfleet.schemas.context import ContextPolicy
     from toolfleet.schemas.contract import Prerequisite, ResultField, ToolExample
+    from toolfleet.schemas.control import ControlPolicy, Narrowing, PolicyStep
     from toolfleet.schemas.errors import BusinessError, PermissionDenied, Retryable, ToolError, ToolfleetError
     from toolfleet.schemas.limits import Limits
     from toolfleet.schemas.outcomes import CallOutcome, Lane, RunStatus, Tier
+    from toolfleet.schemas.output import OutputSpec
     from toolfleet.schemas.tools import ToolContext
     from toolfleet.settings import Settings
     from toolfleet.signatures import From, Injected, Secret, Untrusted
@@ -32,6 +36,9 @@ __all__ = [
     "BusinessError",
     "CallOutcome",
     "CancelAck",
+    "ContextPolicy",
+    "ControlPolicy",
+    "Decision",
     "ExampleCall",
     "ExampleTurn",
     "Fleet",
@@ -39,8 +46,11 @@ __all__ = [
     "Injected",
     "Lane",
     "Limits",
+    "Narrowing",
     "OpenAIChatClient",
+    "OutputSpec",
     "PermissionDenied",
+    "PolicyStep",
     "Prerequisite",
     "Price",
     "Reply",
@@ -64,6 +74,7 @@ __all__ = [
     "call",
     "calls",
     "celery_task_tool",
+    "decision_output",
     "narrow",
     "say",
     "tool",
@@ -74,6 +85,9 @@ _HOMES = {
     "BusinessError": "schemas.errors",
     "CallOutcome": "schemas.outcomes",
     "CancelAck": "client",
+    "ContextPolicy": "schemas.context",
+    "ControlPolicy": "schemas.control",
+    "Decision": "outputs",
     "ExampleCall": "schemas.agents",
     "ExampleTurn": "schemas.agents",
     "Fleet": "fleet",
@@ -81,8 +95,11 @@ _HOMES = {
     "Injected": "signatures",
     "Lane": "schemas.outcomes",
     "Limits": "schemas.limits",
+    "Narrowing": "schemas.control",
     "OpenAIChatClient": "adapters.llm.openai_chat",
+    "OutputSpec": "schemas.output",
     "PermissionDenied": "schemas.errors",
+    "PolicyStep": "schemas.control",
     "Prerequisite": "schemas.contract",
     "Price": "schemas.agents",
     "Reply": "adapters.llm.scripted",
@@ -105,6 +122,7 @@ _HOMES = {
     "call": "adapters.llm.scripted",
     "calls": "adapters.llm.scripted",
     "celery_task_tool": "celery_tasks",
+    "decision_output": "outputs",
     "narrow": "narrowing",
     "say": "adapters.llm.scripted",
     "tool": "definitions",

@@ -135,6 +135,7 @@ class EmbeddedFleet:
             settings=settings,
             point=point,
             longest_s=longest_step_s(self._registry),
+            hooks=self._registry.hooks,
             telemetry=self.instruments.telemetry,
             pace=self._cache.pace,
             governor=self._cache.governor,

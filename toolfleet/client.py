@@ -31,7 +31,7 @@ from toolfleet.schemas.limits import INPUT_BYTES_MAX, Limits
 from toolfleet.schemas.outcomes import CallOutcome, Lane, RunStatus
 from toolfleet.schemas.ports import RunStore, Telemetry, Transition
 from toolfleet.schemas.results import CallResult
-from toolfleet.schemas.run import NewRun
+from toolfleet.schemas.run import NewRun, RunState
 from toolfleet.schemas.views import DueRow, RunEvent, RunView
 from toolfleet.workers.telemetry import SILENT
 
@@ -62,13 +62,17 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run came to. `results` are those of all its calls, also of a run that was stopped on the way."""
+    """What a run came to. `results` are those of all its calls, also of a run that was stopped on the way.
+
+    `output` is the answer's text; of a completed run whose agent has an output schema, the JSON value that fits it
+    (`output_text` is its canonical text).
+    """
 
     run_id: str
     agent: str
     status: RunStatus
     reason: str | None
-    output: str | None
+    output: Any
     results: tuple[CallResult, ...]
     turns: int
     model_calls: int
@@ -77,6 +81,7 @@ class RunResult:
     input_tokens: int
     output_tokens: int
     cost_usd: float
+    output_text: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -222,7 +227,8 @@ class Client:
             agent=view.info.agent,
             status=view.state.status,
             reason=view.state.reason,
-            output=view.state.output,
+            output=output_of(view.state),
+            output_text=view.state.output,
             results=tuple(result for _, result in results),
             turns=view.state.turn,
             model_calls=used.model_calls,
@@ -303,6 +309,11 @@ class Client:
         if known is None:
             raise unknown_agent(name, [agent.name for agent in await self.store.agents()])
         return known
+
+
+def output_of(state: RunState) -> Any:
+    """The answer of a run: its text, or the value where it was held against an output schema."""
+    return json.loads(state.output) if state.structured and state.output is not None else state.output
 
 
 class _Finished:

@@ -6,6 +6,7 @@ From one declaration follow schema, queue, pool, retry and effect rules. Nothing
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import sys
 import typing
@@ -282,22 +283,22 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    schema = _without_titles(model.model_json_schema())
+    schema = without_titles(model.model_json_schema())
     assert isinstance(schema, dict)
     schema.setdefault("properties", {})
     return schema
 
 
-def _without_titles(value: Any, *, names: bool = False) -> Any:
+def without_titles(value: Any, *, names: bool = False) -> Any:
     """The schema without the titles pydantic makes up; properties that are called `title` stay."""
     if isinstance(value, dict):
         return {
-            key: _without_titles(child, names=key in ("properties", "$defs") and not names)
+            key: without_titles(child, names=key in ("properties", "$defs") and not names)
             for key, child in value.items()
             if names or key != "title" or not isinstance(child, str)
         }
     if isinstance(value, list):
-        return [_without_titles(child) for child in value]
+        return [without_titles(child) for child in value]
     return value
 
 
@@ -314,6 +315,7 @@ class Registry:
     def __init__(self) -> None:
         self.tools: dict[str, Tool[..., Any]] = {}
         self.agents: dict[str, AgentSpec] = {}
+        self.hooks: dict[str, Callable[..., Any]] = {}
         self.credentials: Credentials | None = None
 
     @property
@@ -325,6 +327,15 @@ class Registry:
     @property
     def summarised(self) -> tuple[str, ...]:
         return tuple(name for name, one in self.tools.items() if one.summariser)
+
+    def add_hook(self, function: Callable[..., Any]) -> None:
+        """A function agents may name in their rules. Raises InvalidDefinition where the name is taken."""
+        name = getattr(function, "__name__", "")
+        if not name or name == "<lambda>":
+            raise InvalidDefinition("a hook needs a name", hint="Define it with def, not as a lambda.")
+        if self.hooks.get(name, function) is not function:
+            raise InvalidDefinition(f"two hooks are called {name!r}", hint="Give one of them another name.")
+        self.hooks[name] = function
 
     def add_tool(self, declared: Tool[..., Any]) -> None:
         if declared.spec.name in BUILTIN_TOOLS:
@@ -356,8 +367,23 @@ class Registry:
             agent = AgentSpec(name=name, tools=specs, **fields)
         except ValidationError as exc:
             raise InvalidDefinition(f"agent {name!r}: {_first_error(exc)}") from exc
+        self._check_rules(agent)
         self.agents[name] = agent
         return agent
+
+    def _check_rules(self, agent: AgentSpec) -> None:
+        """What the rules need beside the tools: hooks that exist, a ranking that is installed."""
+        for name in (agent.control.hook, agent.context.summariser):
+            if name is not None and name not in self.hooks:
+                raise InvalidDefinition(
+                    f"agent {agent.name!r}: {name!r} is no hook of this fleet",
+                    hint=f"Declare it with @fleet.hook. Known: {', '.join(sorted(self.hooks)) or 'none'}.",
+                )
+        if agent.control.top_k is not None and importlib.util.find_spec("bm25s") is None:
+            raise InvalidDefinition(
+                f"agent {agent.name!r}: control.top_k needs the package bm25s, which is not installed",
+                hint="Install it: pip install 'toolfleet[retrieval]'.",
+            )
 
     def _resolve(self, agent: str, one: Tool[..., Any] | str) -> ToolSpec:
         if isinstance(one, Tool):

@@ -11,16 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
+from pydantic import BaseModel
+
 from toolfleet.contracts import ContractOptions
 from toolfleet.definitions import P, R, Registry, Tool, tool
+from toolfleet.outputs import output_spec
 from toolfleet.schemas.agents import AgentSpec, ExampleTurn, Price
+from toolfleet.schemas.context import ContextPolicy
+from toolfleet.schemas.control import ControlPolicy
 from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.schemas.limits import DEFAULT_LIMITS, Limits
 from toolfleet.schemas.outcomes import Lane, Tier
+from toolfleet.schemas.output import OutputSpec
 from toolfleet.schemas.ports import Credentials, MessageLayer, ModelClient, RunStore
 from toolfleet.schemas.tools import Runner
 
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from toolfleet.workers.publisher import Publisher
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,10 @@ class Run:
     def wait(self, *, timeout_s: float | None = None) -> RunResult:
         """Block until the run is terminal. Raises TimeoutError; the run goes on."""
         return self.fleet.wait(self, timeout_s=timeout_s)
+
+    def result(self) -> RunResult:
+        """What the run has come to so far; does not wait."""
+        return self.fleet.result(self)
 
     def cancel(self, *, by: str = "") -> CancelAck:
         return self.fleet.cancel(self, by=by)
@@ -133,6 +144,15 @@ class Fleet:
 
         return decorate
 
+    def hook(self, function: H) -> H:
+        """Declare a function that agents name in `control=ControlPolicy(hook=...)` or `ContextPolicy(summariser=...)`.
+
+        A policy hook is given a PolicyStep and returns Narrowing or None; a summariser is given the items that are left
+        out and returns a text. Plain or async; they have to answer the same to the same step.
+        """
+        self.registry.add_hook(function)
+        return function
+
     def agent(
         self,
         name: str,
@@ -144,12 +164,22 @@ class Fleet:
         limits: Limits = DEFAULT_LIMITS,
         lane: Lane | str = Lane.INTERACTIVE,
         temperature: float | None = None,
-        tool_choice: Literal["auto", "required", "none"] = "auto",
+        tool_choice: str = "auto",
         parallel_tool_calls: Literal["auto", "on", "off"] = "auto",
+        selection_rules: str = "",
+        top_p: float | None = None,
+        control: ControlPolicy | None = None,
+        context: ContextPolicy | None = None,
+        output: type[BaseModel] | OutputSpec | Mapping[str, Any] | None = None,
         price: Price | None = None,
         fallback_models: Sequence[str] = (),
     ) -> AgentSpec:
-        """Declare an agent of this fleet. Raises InvalidDefinition naming what is wrong."""
+        """Declare an agent of this fleet. Raises InvalidDefinition naming what is wrong.
+
+        tool_choice: auto | required | none | a tool's name; required and a name hold until a call is made. control: the
+        rules of which tool may be called when (docs/control.md). context: how much of a conversation is sent. output:
+        the shape of the final answer, a pydantic model or a JSON Schema (docs/agents.md).
+        """
         return self.registry.add_agent(
             name,
             tools=tools,
@@ -161,6 +191,11 @@ class Fleet:
             temperature=temperature,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
+            selection_rules=selection_rules,
+            top_p=top_p,
+            control=control or ControlPolicy(),
+            context=context or ContextPolicy(),
+            output=None if output is None else output_spec(output),
             price=price,
             fallback_models=tuple(fallback_models),
         )
@@ -267,6 +302,10 @@ class Fleet:
         """Accept many `RunRequest`s in one transaction, all or none."""
         return [Run(run_id, self) for run_id in self._run(self._submit_many(requests))]
 
+    def result(self, run: Run | str) -> RunResult:
+        """What the run has come to so far; does not wait. Raises UnknownRun."""
+        return self._run(self.result_async(run))
+
     def wait(self, run: Run | str, *, timeout_s: float | None = None) -> RunResult:
         """The result once the run is terminal. Raises TimeoutError, UnknownRun."""
         return self._run(self.wait_async(run, timeout_s=timeout_s))
@@ -292,6 +331,9 @@ class Fleet:
 
         (run_id,) = await self._submit_many([RunRequest(agent, input, **options)])
         return run_id
+
+    async def result_async(self, run: Run | str) -> RunResult:
+        return await self.client().result(_id(run))
 
     async def wait_async(self, run: Run | str, *, timeout_s: float | None = None) -> RunResult:
         return await self.client().wait(_id(run), timeout_s=timeout_s)
@@ -327,7 +369,7 @@ class Fleet:
         from toolfleet.client import Client
         from toolfleet.schemas.model import Usage
         from toolfleet.telemetry import Instruments
-        from toolfleet.workers.decision.request import estimated_tokens
+        from toolfleet.workers.decision.tokens import estimated_tokens
 
         # A process that only submits needs prices and no key, so it makes no model client.
         prices = PriceTable(self.settings.openai_base_url) if self._model is None else self._model

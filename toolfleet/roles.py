@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import structlog
@@ -35,6 +35,7 @@ from toolfleet.workers.consumer import Consumer
 from toolfleet.workers.consumer import Role as Working
 from toolfleet.workers.decision.handle import Decider
 from toolfleet.workers.decision.pace import ModelPace
+from toolfleet.workers.decision.prepare import Preparer
 from toolfleet.workers.executor.handle import Executor
 from toolfleet.workers.keeper.handle import Keeper
 from toolfleet.workers.leases import Leases
@@ -53,7 +54,7 @@ ALL_ROLES: Final = (*SERVED, KEEPER)
 
 class Roles:
     """`queues`: those this process reads, and KEEPER where it keeps; all of them unless told otherwise. `model` may be
-    missing where no decisions are read."""
+    missing where no decisions are read. `hooks`: the functions agents name in their rules."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Roles:
         telemetry: Telemetry = SILENT,
         pace: ToolPace = UNPACED,
         governor: Governor | None = None,
+        hooks: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
         self.publisher = Publisher(store, layer, codec, clock.now_s)
@@ -88,7 +90,10 @@ class Roles:
             "telemetry": telemetry,
         }
         model_pace = None if governor is None else _model_pace(governor, clock, self.owner, settings)
-        self._decider = None if model is None else Decider(model=model, pace=model_pace, **working)
+        preparer = Preparer(hooks, pace)
+        self._decider = (
+            None if model is None else Decider(model=model, pace=model_pace, preparer=preparer, **working)
+        )
         self._executor = Executor(tools=tools, pace=pace, **working)
         self._collector = Collector(
             store=store, publisher=self.publisher, clock=clock, point=point, telemetry=telemetry

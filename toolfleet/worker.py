@@ -118,6 +118,7 @@ class Worker:
             point=armed(settings.fault_point),
             queues=self.queues,
             longest_s=longest_step_s(self._registry),
+            hooks=self._registry.hooks,
             telemetry=self.instruments.telemetry,
             pace=self._cache.pace,
             governor=self._cache.governor,

@@ -19,6 +19,10 @@ from toolfleet.adapters.llm.rendering import (
     legal_name,
     model_name,
     sent_arguments,
+    sent_tools,
+    strict_as_it_is,
+    system_text,
+    told_to_api,
     user_of,
     wire_ids,
 )
@@ -28,6 +32,7 @@ from toolfleet.schemas.agents import AgentSpec, ExampleTurn
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeItem, NoticeItem, UserItem
 from toolfleet.schemas.envelopes import success
 from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.output import OutputSpec
 
 WIRE: Final = "chat_completions"
 _REASONING: Final = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
@@ -44,8 +49,8 @@ class ChatRenderer(Renderer):
 
     def prefix(self, agent: AgentSpec, forms: ToolForms) -> dict[str, Any]:
         messages: list[Message] = []
-        if agent.instructions:
-            messages.append({"role": self.profile.instructions_role, "content": agent.instructions})
+        if system := system_text(agent, self.profile):
+            messages.append({"role": self.profile.instructions_role, "content": system})
         for example in agent.examples:
             messages.extend(_example(example, self.profile, forms))
         head: dict[str, Any] = {"model": model_name(agent, self.profile)}
@@ -90,7 +95,13 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
     options: dict[str, Any] = {profile.output_limit: request.output_tokens_max}
     if agent.temperature is not None and not model.startswith(profile.no_sampling_models or "\0"):
         options["temperature"] = agent.temperature
-    if request.tools or agent.provider_options.get("tools"):
+    if agent.top_p is not None and not model.startswith(profile.no_sampling_models or "\0"):
+        options["top_p"] = agent.top_p
+    if request.output is not None and told_to_api(request.output, profile):
+        options["response_format"] = _response_format(request.output)
+    if request.cache_key and profile.cache_key:
+        options["prompt_cache_key"] = request.cache_key
+    if sent_tools(request, profile) or agent.provider_options.get("tools"):
         options["tool_choice"] = _tool_choice(request, profile)
         if profile.parallel and not model.startswith(profile.not_parallel_models or "\0"):
             options["parallel_tool_calls"] = request.parallel
@@ -98,6 +109,14 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
     if user and profile.user:
         options[profile.user] = user
     return options
+
+
+def _response_format(output: OutputSpec) -> dict[str, Any]:
+    shape: dict[str, Any] = {"name": output.name, "schema": output.schema_}
+    shape["strict"] = strict_as_it_is(output.schema_)
+    if output.description:
+        shape["description"] = output.description
+    return {"type": "json_schema", "json_schema": shape}
 
 
 def _tool_choice(request: ModelRequest, profile: Profile) -> str | dict[str, Any]:
@@ -110,7 +129,7 @@ def _tool_choice(request: ModelRequest, profile: Profile) -> str | dict[str, Any
         return {"type": "function", "function": {"name": choice}}
     if choice not in profile.tool_choices:
         return "auto"
-    if allowed is None or not profile.allowed_tools:
+    if allowed is None or profile.narrowing_cheaper or not profile.allowed_tools:
         # Where the provider cannot be told, the definitions stay (the prefix is worth more than the hint) and the
         # runtime alone refuses what is not allowed.
         return choice

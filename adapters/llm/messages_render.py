@@ -20,6 +20,9 @@ from toolfleet.adapters.llm.rendering import (
     legal_name,
     model_name,
     sent_arguments,
+    sent_tools,
+    system_text,
+    told_to_api,
     user_of,
     wire_ids,
 )
@@ -49,8 +52,8 @@ class MessagesRenderer(Renderer):
         defined = definitions(agent, [_definition(form) for form in forms.forms])
         if defined:
             head["tools"] = defined
-        if agent.instructions:
-            head["system"] = [{"type": "text", "text": agent.instructions}]
+        if system := system_text(agent, self.profile):
+            head["system"] = [{"type": "text", "text": system}]
         head["messages"] = [
             message for example in agent.examples for message in _example(example, self.profile, forms)
         ]
@@ -121,7 +124,11 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
         options["cache_control"] = {"type": "ephemeral"}  # up to the last block that can be cached
     if agent.temperature is not None:
         options["temperature"] = min(agent.temperature, 1.0)  # its scale ends there
-    if request.tools or agent.provider_options.get("tools"):
+    if agent.top_p is not None:
+        options["top_p"] = agent.top_p
+    if request.output is not None and told_to_api(request.output, profile):
+        options["output_config"] = {"format": {"type": "json_schema", "schema": request.output.schema_}}
+    if sent_tools(request, profile) or agent.provider_options.get("tools"):
         options["tool_choice"] = _tool_choice(request, profile)
     user = user_of(request, profile)
     if user and profile.user:

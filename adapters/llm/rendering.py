@@ -7,7 +7,7 @@ import re
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -18,6 +18,7 @@ from toolfleet.adapters.llm.tool_forms import ToolForms, forms_of
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import ItemCall, UserItem
 from toolfleet.schemas.model import ModelReply, ModelRequest
+from toolfleet.schemas.output import OutputSpec
 from toolfleet.schemas.tools import ToolSpec
 
 # Versions of agents one process serves at a time; more cost a new rendering, no more.
@@ -84,6 +85,14 @@ class Renderer:
         return options
 
     def _known(self, request: ModelRequest) -> _Prefix:
+        whole = self._whole(request)
+        sent = sent_tools(request, self.profile)
+        if sent is request.tools:
+            return whole
+        narrowed = dumps(self.prefix(request.agent, forms_of(sent, self.profile)))[:-2]
+        return replace(whole, prefix=narrowed)
+
+    def _whole(self, request: ModelRequest) -> _Prefix:
         agent, tools = request.agent, request.tools
         key = (id(agent), id(tools))
         known = self._prefixes.get(key)
@@ -114,6 +123,40 @@ def definitions(agent: AgentSpec, ours: list[Message]) -> list[Message]:
 def given_message(item: UserItem, wire: str) -> Message | None:
     """What the user gave in the form of this wire, as it is; None: there is only its text."""
     return item.provider if item.wire == wire else None
+
+
+def sent_tools(request: ModelRequest, profile: Profile) -> tuple[ToolSpec, ...]:
+    """The definitions of the request: all of them, unless this provider is better off with those allowed now."""
+    if not profile.narrowing_cheaper or request.allowed is None:
+        return request.tools
+    return tuple(tool for tool in request.tools if tool.name in request.allowed)
+
+
+def system_text(agent: AgentSpec, profile: Profile) -> str:
+    """Instructions and rules, and the shape of the answer where the API has no other place for it."""
+    if agent.output is None or told_to_api(agent.output, profile):
+        return agent.system_text
+    schema = dumps(agent.output.schema_).decode()
+    told = f"Give your final answer as nothing but a JSON object that fits this JSON Schema:\n{schema}"
+    return f"{agent.system_text}\n\n{told}" if agent.system_text else told
+
+
+def told_to_api(output: OutputSpec, profile: Profile) -> bool:
+    """Whether the shape of the answer goes into a field of the request. Anthropic takes closed schemas only (400)."""
+    return profile.output_schema and (profile.wire != "messages" or strict_as_it_is(output.schema_))
+
+
+def strict_as_it_is(schema: Any) -> bool:
+    """Whether every object in the schema is closed and requires all it has: what strict mode demands."""
+    if isinstance(schema, list):
+        return all(strict_as_it_is(one) for one in schema)
+    if not isinstance(schema, dict):
+        return True
+    if schema.get("type") == "object":
+        names = set(schema.get("properties", {}))
+        if schema.get("additionalProperties") is not False or set(schema.get("required", ())) != names:
+            return False
+    return not {"oneOf", "allOf", "not"} & schema.keys() and all(map(strict_as_it_is, schema.values()))
 
 
 def sent_arguments(raw: Any, ours: str) -> str:

@@ -18,6 +18,10 @@ from toolfleet.adapters.llm.rendering import (
     legal_name,
     model_name,
     sent_arguments,
+    sent_tools,
+    strict_as_it_is,
+    system_text,
+    told_to_api,
     user_of,
     wire_ids,
 )
@@ -27,6 +31,7 @@ from toolfleet.schemas.agents import AgentSpec, ExampleTurn
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, MergeItem, NoticeItem, UserItem
 from toolfleet.schemas.envelopes import success
 from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.output import OutputSpec
 
 WIRE: Final = "responses"
 _CALLS: Final = frozenset({"function_call", "custom_tool_call"})
@@ -42,8 +47,8 @@ class ResponsesRenderer(Renderer):
 
     def prefix(self, agent: AgentSpec, forms: ToolForms) -> dict[str, Any]:
         head: dict[str, Any] = {"model": model_name(agent, self.profile)}
-        if agent.instructions:
-            head["instructions"] = agent.instructions
+        if system := system_text(agent, self.profile):
+            head["instructions"] = system
         defined = definitions(agent, [_definition(form) for form in forms.forms])
         if defined:
             head["tools"] = defined
@@ -107,7 +112,13 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
         options["previous_response_id"] = known.provider["id"]
     if agent.temperature is not None and not model.startswith(profile.no_sampling_models or "\0"):
         options["temperature"] = agent.temperature
-    if request.tools or agent.provider_options.get("tools"):
+    if agent.top_p is not None and not model.startswith(profile.no_sampling_models or "\0"):
+        options["top_p"] = agent.top_p
+    if request.output is not None and told_to_api(request.output, profile):
+        options["text"] = {"format": _format(request.output)}
+    if request.cache_key and profile.cache_key:
+        options["prompt_cache_key"] = request.cache_key
+    if sent_tools(request, profile) or agent.provider_options.get("tools"):
         options["tool_choice"] = _tool_choice(request, profile)
         if profile.parallel:
             options["parallel_tool_calls"] = request.parallel
@@ -115,6 +126,14 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
     if user and profile.user:
         options[profile.user] = user
     return options
+
+
+def _format(output: OutputSpec) -> dict[str, Any]:
+    shape: dict[str, Any] = {"type": "json_schema", "name": output.name, "schema": output.schema_}
+    shape["strict"] = strict_as_it_is(output.schema_)
+    if output.description:
+        shape["description"] = output.description
+    return shape
 
 
 def _tool_choice(request: ModelRequest, profile: Profile) -> str | dict[str, Any]:
@@ -125,7 +144,7 @@ def _tool_choice(request: ModelRequest, profile: Profile) -> str | dict[str, Any
         return {"type": "function", "name": choice} if "function" in profile.tool_choices else "auto"
     if choice not in profile.tool_choices:
         return "auto"
-    if allowed is None or not profile.allowed_tools:
+    if allowed is None or profile.narrowing_cheaper or not profile.allowed_tools:
         return choice
     names = [tool.name for tool in request.tools if tool.name in allowed]
     return {

@@ -46,6 +46,10 @@ def run_values(state: RunState, now: float) -> dict[str, Any]:
         "model_failures": state.model_failures,
         "model_index": state.model_index,
         "withdrawn": state.withdrawn,
+        "came_back": state.came_back,
+        "succeeded": state.succeeded,
+        "context_tokens_max": state.context_tokens_max,
+        "structured": state.structured,
         "ending": state.ending,
         "output": state.output,
         "turn_tool_s": state.turn_tool_s,
@@ -129,6 +133,12 @@ def run_state(row: Row, calls: Sequence[CallState], commands: Sequence[CommandRo
         model_index=rest.get("model_index", 0),  # runs stored before there were fallback models have none
         window=tuple(Signature(*entry) for entry in orjson.loads(row["signatures"])),
         withdrawn=tuple(rest["withdrawn"]),
+        came_back=tuple(
+            rest.get("came_back", ())
+        ),  # runs stored before these were kept have none of the four
+        succeeded=tuple(rest.get("succeeded", ())),
+        context_tokens_max=rest.get("context_tokens_max"),
+        structured=rest.get("structured", False),
         ending=rest["ending"],
         reason=row["reason"],
         output=rest["output"],

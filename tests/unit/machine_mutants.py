@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 PACKAGE = "toolfleet.workers.machine"
-QUICK_TESTS = ("fences", "repeats", "model", "turns", "stops")
+QUICK_TESTS = ("answers", "fences", "repeats", "model", "turns", "stops")
 ROOT = Path(__file__).parents[2]
 MISSED, CAUGHT, BROKEN = 0, 1, 70
 HANGS_AFTER_S = 30
@@ -39,6 +39,29 @@ class Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant("answers", "an answer instead of the demanded call", "control.must_call", "False"),
+    Mutant(
+        "answers",
+        "an answer before its tools came back",
+        "control.missing:\n        return Corr",
+        "False:\n        return Corr",
+    ),
+    Mutant("answers", "an answer that misses its schema", "output.text is None", "False"),
+    Mutant("answers", "only the last turn counts as progress", "back.union(state.came_back)", "back"),
+    Mutant("answers", "a call that was refused counts as success", "is CallOutcome.OK", "is not None"),
+    Mutant("gates", "calls outside the allowed tools run", "outside(event, call) or _w", "_w"),
+    Mutant(
+        "turn",
+        "forbidden answers are corrected for ever",
+        "corrections_max:\n        closing.end(draft, RunStatus.FAILED, refused",
+        "corrections_max < 0:\n        closing.end(draft, RunStatus.FAILED, refused",
+    ),
+    Mutant(
+        "turn",
+        "a request that is too long is tightened again and again",
+        "context_tokens_max is not None or tighter",
+        "context_tokens_max == -1 or tighter",
+    ),
     Mutant("draft", "a row may be worked on before it is due", "row.due_at > now_s", "False"),
     Mutant("draft", "a leased row may be leased", "if row.token is not None:", "if False:"),
     Mutant("turn", "a run may be submitted twice", "if state is not None:", "if False:"),
@@ -209,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("gates", "repeats without end", "if made >= REPEAT_STOPS_AT:", "if False:"),
     Mutant("gates", "nothing is withdrawn", "tally.withdrawn.add(call.tool)", "pass"),
     Mutant("gates", "an effect is reused", "None if call.effect else ", ""),
-    Mutant("gates", "several at a time", "if not parallel and tally.admitted >= 1:", "if False:"),
+    Mutant("gates", "several at a time", "if not event.parallel and tally.admitted >= 1:", "if False:"),
     Mutant("limits", "a read is reused after an effect", "if not entry.read_only:", "if False:"),
     Mutant("limits", "a failure is reused", "return entry if entry.ok else None", "return entry"),
     Mutant(

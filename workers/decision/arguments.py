@@ -84,6 +84,22 @@ def read_arguments(text: str | None, spec: ToolSpec) -> Valid | Invalid | Unusab
     return Valid(canonical(value), repaired)
 
 
+def strict_value(text: str) -> tuple[Any, str | None]:
+    """The JSON value of the text, read as strictly as arguments are and without a repair; or None and a sentence."""
+    try:
+        value, lenient = _parsed(text)
+        _check_texts(value, 1)
+    except _Refused as refusal:
+        return None, f"{refusal}".replace("they are", "it is").replace("they have", "it has")
+    return (None, "a text in it holds a raw control character.") if lenient else (value, None)
+
+
+def field_errors(value: dict[str, Any], schema: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:
+    """What is wrong where, the schema's root closed as for arguments; None: the schema itself is broken."""
+    validator = _validator(_schema_bytes(schema))
+    return None if validator is None else tuple(_field_errors(validator, value))
+
+
 def canonical(value: Mapping[str, Any]) -> str:
     """The one text of these arguments: RFC 8785, or sorted keys where it has no form (integers beyond 2^53)."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -36,9 +37,11 @@ from toolfleet.schemas.run import RunState
 from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.consumer import Done, Received, each
 from toolfleet.workers.decision.fallback import WAIT_FOR_IT_MAX_S, models_left, on_model, what_follows
+from toolfleet.workers.decision.output import read_output
 from toolfleet.workers.decision.pace import ModelPace, NotNow, lane_of
+from toolfleet.workers.decision.prepare import Prepared, Preparer, Refused
 from toolfleet.workers.decision.reply import propose
-from toolfleet.workers.decision.request import allowed_tools, build_request, estimated_tokens
+from toolfleet.workers.decision.tokens import estimated_tokens
 from toolfleet.workers.leases import Leases, commit
 from toolfleet.workers.points import Point
 from toolfleet.workers.publisher import Publisher
@@ -66,6 +69,7 @@ class Decider:
         point: Point,
         telemetry: Telemetry = SILENT,
         pace: ModelPace | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
         self._store = store
         self._model = model
@@ -78,6 +82,7 @@ class Decider:
         self._point = point
         self._telemetry = telemetry
         self._pace = pace
+        self._preparer = preparer or Preparer()
         self.dropped = 0  # messages that found no work
         self._agents: dict[tuple[str, str], AgentSpec] = {}
 
@@ -146,7 +151,10 @@ class Decider:
         if agent is None:
             message = f"agent {info.agent!r} of version {info.agent_version} is not known to this database"
             return RunUnworkable(command_id, token, ReasonCode.AGENT_NOT_LOADED, message)
-        request = build_request(on_model(agent, state.model_index), state, conversation)
+        prepared = await self._preparer.prepare(on_model(agent, state.model_index), state, conversation)
+        if isinstance(prepared, Refused):
+            return RunUnworkable(command_id, token, prepared.reason, prepared.message)
+        request = prepared.request
         queue_s = _waited(state, command_id, leased)
         await self._point("decide.before_model")
         started = self._clock.monotonic_s()
@@ -159,17 +167,32 @@ class Decider:
                 command_id, token, 0.0 if elsewhere else exc.delay_s, exc.reason, elsewhere
             )
         except ModelError as exc:
-            facts = self._facts(request, queue_s, started)
+            facts = self._facts(prepared, queue_s, started)
             left = models_left(agent, state.model_index)
             follows = what_follows(exc.fault, failures=state.model_failures + 1, left=left)
+            if exc.fault.kind == "context_length":
+                facts = replace(facts, tighter_tokens=await prepared.tighter())
             delay = backoff_s(state.model_failures + 1, self._draw(), retry_after_s=exc.fault.retry_after_s)
             log.warning("model_failed", run_id=state.run_id, kind=exc.fault.kind, error=exc.fault.message)
             return ModelFailed(command_id, token, exc.fault, delay, facts, next_model=follows == "next")
         await self._point("decide.after_model")
-        allowed = allowed_tools(agent, state)
-        calls = propose(reply, agent, state.run_id, state.turn, allowed, conversation.items)
-        facts = self._facts(request, queue_s, started, reply)
-        return ModelReplied(command_id, token, reply, calls, agent.parallel, facts)
+        control = prepared.control
+        calls = propose(
+            reply,
+            agent,
+            run_id=state.run_id,
+            turn=state.turn,
+            allowed=control.callable,
+            items=conversation.items,
+            excluded=dict(control.excluded),
+        )
+        facts = self._facts(prepared, queue_s, started, reply)
+        output = None
+        if agent.output is not None and reply.text and not calls:
+            output = read_output(reply.text, agent.output)
+        return ModelReplied(
+            command_id, token, reply, calls, control.parallel, facts, control=control, output=output
+        )
 
     async def _ask_in_turn(self, request: ModelRequest, lane: Lane) -> ModelReply:
         """Raises NotNow where the call was not made, ModelError where it failed."""
@@ -206,8 +229,9 @@ class Decider:
         return known
 
     def _facts(
-        self, request: ModelRequest, queue_s: float, started: float, reply: ModelReply | None = None
+        self, prepared: Prepared, queue_s: float, started: float, reply: ModelReply | None = None
     ) -> StepFacts:
+        request = prepared.request
         agent = request.agent
         used = reply.usage if reply is not None else Usage(known=False)
         expected = Usage(
@@ -228,6 +252,8 @@ class Decider:
             cost_usd=self._model.cost_usd(agent, used) if reply is not None else 0.0,
             next_reserve_usd=self._model.cost_usd(agent, expected),
             request_id=reply.request_id if reply is not None else None,
+            control=prepared.control,
+            context=prepared.fitted.facts,
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -22,6 +22,7 @@ from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, Tier
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.workers.decision.arguments import FIELD_ERRORS_MAX, Invalid, Unusable, Valid, read_arguments
+from toolfleet.workers.decision.policy.evaluate import BREAKER, OUT_OF_ORDER
 from toolfleet.workers.decision.transcript import Transcript, invented, out_of_order
 
 NO_ARGUMENTS: Final = "{}"
@@ -42,12 +43,14 @@ def propose(
     turn: int,
     allowed: frozenset[str] | None,
     items: Sequence[Item] = (),
+    excluded: Mapping[str, str] | None = None,
 ) -> tuple[ProposedCall, ...]:
     """The calls of the reply, in its order; `answer` is set where nothing has to run to know what comes of it.
 
-    `allowed` are the tools that may be called in this turn (None: all). `items` are all of the conversation before the
-    reply: what must come first is looked for there, and values that must not be invented. A reply that was cut off by
-    the output limit runs nothing: which of its calls are whole cannot be told (B009).
+    `allowed` are the tools that may be called in this turn (None: all), `excluded` why the others may not. `items` are
+    all of the conversation before the reply: what must come first is looked for there, and values that must not be
+    invented. A reply that was cut off by the output limit runs nothing: which of its calls are whole cannot be told
+    (B009).
     """
     transcript = Transcript(items)
     available = [tool.name for tool in agent.tools if allowed is None or tool.name in allowed]
@@ -60,8 +63,8 @@ def propose(
             proposed.append(gate.truncated(raw, spec))
         elif spec is None:
             proposed.append(gate.unknown_tool(raw, available))
-        elif spec.name not in available:
-            proposed.append(gate.not_available(raw, spec, available))
+        elif spec.name not in available and (why := (excluded or {}).get(spec.name)) not in OUT_OF_ORDER:
+            proposed.append(gate.not_available(raw, spec, available, why))
         else:
             proposed.append(gate.checked(raw, spec, agent, transcript))
     return tuple(proposed)
@@ -141,7 +144,7 @@ class _Gate:
         )
         return self._result(CallOutcome.NOT_AVAILABLE, reason, content)
 
-    def _result(self, outcome: CallOutcome, reason: ReasonCode | None, content: str) -> CallResult:
+    def _result(self, outcome: CallOutcome, reason: str | None, content: str) -> CallResult:
         return CallResult(self._call_id, self._index, outcome, content, reason=reason)
 
     def truncated(self, raw: RawCall, spec: ToolSpec | None) -> ProposedCall:
@@ -154,19 +157,24 @@ class _Gate:
         content = error(outcome=CallOutcome.UNKNOWN_TOOL, message=message, retryable_by_model=bool(available))
         return self._answered(raw, None, CallOutcome.UNKNOWN_TOOL, None, content)
 
-    def not_available(self, raw: RawCall, spec: ToolSpec, available: Sequence[str]) -> ProposedCall:
-        message = f"{spec.name} cannot be called at this point. {_names(available)}"
+    def not_available(
+        self, raw: RawCall, spec: ToolSpec, available: Sequence[str], why: str | None
+    ) -> ProposedCall:
+        message = f"{spec.name} cannot be called {_when(why)}. {_names(available)}"
         content = error(
-            outcome=CallOutcome.NOT_AVAILABLE, message=message, retryable_by_model=bool(available)
+            outcome=CallOutcome.NOT_AVAILABLE,
+            reason=why,
+            message=message,
+            retryable_by_model=bool(available),
         )
-        return self._answered(raw, spec, CallOutcome.NOT_AVAILABLE, None, content)
+        return self._answered(raw, spec, CallOutcome.NOT_AVAILABLE, why, content)
 
     def _answered(
         self,
         raw: RawCall,
         spec: ToolSpec | None,
         outcome: CallOutcome,
-        reason: ReasonCode | None,
+        reason: str | None,
         content: str,
     ) -> ProposedCall:
         return self._proposed(raw, spec, answer=self._result(outcome, reason, content))
@@ -221,6 +229,13 @@ def _invented(spec: ToolSpec, paths: Sequence[str]) -> str:
         suggested_action=f"ask_user_for_{re.split(r'[.[]', paths[0])[0]}",
         user_action_required=True,
     )
+
+
+def _when(why: str | None) -> str:
+    """What the model can do about it, where it can."""
+    if why == BREAKER:
+        return "just now: it is out of order. Go on without it, or say so"
+    return "at this point"
 
 
 def _wire_ids(calls: Sequence[RawCall], turn: int) -> list[str]:

@@ -19,7 +19,7 @@ import orjson
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.contract import Prerequisite
 from toolfleet.schemas.conversation import AssistantItem, Item, MergeItem, UserItem
-from toolfleet.schemas.outcomes import CallOutcome
+from toolfleet.schemas.outcomes import CallOutcome, ReasonCode
 from toolfleet.schemas.tools import ToolSpec
 
 SHORT_CHARS: Final = 2  # a value this short occurs by chance, so that it occurs says nothing
@@ -148,6 +148,21 @@ def callable_tools(agent: AgentSpec, transcript: Transcript) -> frozenset[str]:
         for tool in agent.tools
         if all(one.tool in done for one in tool.requires) and (not tool.stages or stage in tool.stages)
     )
+
+
+def early_tools(agent: AgentSpec, transcript: Transcript) -> dict[str, str]:
+    """The tools no arguments are in order for yet, each with the code of the reason."""
+    ready = callable_tools(agent, transcript)
+    if len(ready) == len(agent.tools):
+        return {}
+    done = {one.tool for one in transcript.done}
+    return {
+        tool.name: str(
+            ReasonCode.STAGE if all(one.tool in done for one in tool.requires) else ReasonCode.PREREQUISITE
+        )
+        for tool in agent.tools
+        if tool.name not in ready
+    }
 
 
 def _met(needed: Prerequisite, arguments: Mapping[str, Any], done: Sequence[Done]) -> bool:

@@ -16,7 +16,7 @@ from toolfleet.schemas.limits import REPEAT_WINDOW
 from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, RunStatus, TurnPhase
 from toolfleet.schemas.records import AppendStep
 from toolfleet.schemas.run import RunState, Signature
-from toolfleet.workers.machine import limits
+from toolfleet.workers.machine import answers, limits
 from toolfleet.workers.machine.draft import Draft
 
 CANCELLED_SENTENCE = "This request was cancelled."
@@ -41,6 +41,7 @@ def _merge(draft: Draft) -> None:
     draft.change(
         window=(*state.window, *_remembered(state))[-REPEAT_WINDOW:],
         withdrawn=_withheld(state),
+        **answers.progress(state),
     )
     state = draft.state
     denied = next((c for c in state.calls if c.outcome is CallOutcome.DENIED and not c.tell_on_denied), None)

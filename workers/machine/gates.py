@@ -22,6 +22,7 @@ from toolfleet.schemas.outcomes import CallOutcome, ReasonCode
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
 from toolfleet.workers.machine import limits
+from toolfleet.workers.machine.answers import outside
 
 _CORRECTABLE = frozenset({CallOutcome.INVALID_ARGUMENTS, CallOutcome.UNKNOWN_TOOL})
 
@@ -68,7 +69,7 @@ def gate(state: RunState, event: ModelReplied) -> Gated:
     tally = _Tally(withdrawn=set(state.withdrawn))
     if invalid and state.counters.corrections >= state.limits.corrections_max:
         tally.ending = ReasonCode.CORRECTIONS_MAX
-    verdicts = tuple(_verdict(state, proposed, event.parallel, tally) for proposed in event.calls)
+    verdicts = tuple(_verdict(state, proposed, event, tally) for proposed in event.calls)
     return Gated(
         verdicts=verdicts,
         corrections=1 if invalid and tally.ending != ReasonCode.CORRECTIONS_MAX else 0,
@@ -77,18 +78,18 @@ def gate(state: RunState, event: ModelReplied) -> Gated:
     )
 
 
-def _verdict(state: RunState, proposed: ProposedCall, parallel: bool, tally: _Tally) -> Verdict:
+def _verdict(state: RunState, proposed: ProposedCall, event: ModelReplied, tally: _Tally) -> Verdict:
     call = call_state(state, proposed)
     if proposed.answer is not None:
         return Verdict(call, answer=replace(proposed.answer, call_id=call.call_id, index=call.index))
-    refused = _limits(state, call, tally) or _withdrawn(call, tally)
+    refused = _limits(state, call, tally) or outside(event, call) or _withdrawn(call, tally)
     if refused is not None:
         return Verdict(call, answer=refused)
     made = limits.times_made(state.window, call.signature) + 1
     repeated = _repeat(state, call, made, tally)
     if repeated is not None:
         return repeated
-    if not parallel and tally.admitted >= 1:
+    if not event.parallel and tally.admitted >= 1:
         message = "only one tool call at a time runs here; this one did not. Ask again when you have the other result."
         return Verdict(call, answer=not_run(call, ReasonCode.ONE_AT_A_TIME, message, by_model=True))
     tally.admitted += 1

@@ -23,6 +23,7 @@ from toolfleet.schemas.records import AppendStep, CloseUsage, OpenUsage, ReuseRe
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
 from toolfleet.workers.machine import closing, limits
+from toolfleet.workers.machine.answers import Correction, refused_answer
 from toolfleet.workers.machine.draft import Draft, miss, refusal_of
 from toolfleet.workers.machine.gates import Gated, gate
 
@@ -110,6 +111,9 @@ def model_failed(state: RunState, event: ModelFailed, now_s: float) -> Step:
     draft.set_counters(replace(draft.state.counters, reserved_usd=0.0))
     draft.count(model_s=event.facts.model_s, active_s=event.facts.model_s)
     draft.add(_decide_step(draft.state, event.fault.kind, event.facts, error=event.fault.message))
+    if event.fault.kind == "context_length":
+        _too_long(draft, event, row)
+        return draft.step()
     draft.change(model_failures=state.model_failures + 1)
     if event.next_model:
         draft.put(row.due(now_s))
@@ -124,6 +128,20 @@ def model_failed(state: RunState, event: ModelFailed, now_s: float) -> Step:
     draft.event("model.failed", turn=state.turn, fault=event.fault.kind, message=event.fault.message)
     closing.end(draft, RunStatus.FAILED, ReasonCode.MODEL_ERROR, FAILED_SENTENCE)
     return draft.step()
+
+
+def _too_long(draft: Draft, event: ModelFailed, row: CommandRow) -> None:
+    """One tighter try in a run, kept for its later turns; refused again, or with nothing to cut, the run fails."""
+    tighter = event.facts.tighter_tokens
+    if draft.state.context_tokens_max is not None or tighter is None:
+        draft.event(
+            "model.failed", turn=draft.state.turn, fault=event.fault.kind, message=event.fault.message
+        )
+        closing.end(draft, RunStatus.FAILED, ReasonCode.CONTEXT_LENGTH, FAILED_SENTENCE)
+        return
+    draft.put(row.due(draft.now_s))
+    draft.change(status=RunStatus.QUEUED, context_tokens_max=tighter)
+    draft.event("turn.tightened", turn=draft.state.turn, budget_tokens=tighter)
 
 
 def run_unworkable(state: RunState, event: RunUnworkable, now_s: float) -> Step:
@@ -197,6 +215,8 @@ def _decide_step(state: RunState, outcome: str, facts: StepFacts, **fields: obje
             "tool_choice": facts.tool_choice,
             "parallel_tool_calls": facts.parallel,
             "allowed_tools": None if facts.allowed is None else list(facts.allowed),
+            **_ruled(facts),
+            **facts.context.fields,
             "model_s": facts.model_s,
             "queue_s": facts.queue_s,
             "cost_usd": facts.cost_usd,
@@ -204,6 +224,19 @@ def _decide_step(state: RunState, outcome: str, facts: StepFacts, **fields: obje
             **fields,
         },
     )
+
+
+def _ruled(facts: StepFacts) -> dict[str, object]:
+    """What the rules of the agent came to, where they came to anything."""
+    control = facts.control
+    if control is None:
+        return {}
+    said = {
+        "rules": list(control.rules),
+        "excluded_tools": dict(control.excluded),
+        "answer_needs": list(control.missing),
+    }
+    return {"tool_band": control.band, **{name: value for name, value in said.items() if value}}
 
 
 def _emit_calls(draft: Draft, event: ModelReplied) -> None:
@@ -284,9 +317,13 @@ def _final(draft: Draft, event: ModelReplied) -> None:
         closing.end(draft, RunStatus.LIMIT_REACHED, ReasonCode.TRUNCATED_OUTPUT, output, say=not reply.text)
     elif not (reply.text or "").strip():
         _empty(draft)
+    elif (refused := refused_answer(event)) is not None:
+        _correct(draft, event, refused)
     else:
         _append_reply(draft, event, None)
-        closing.end(draft, RunStatus.COMPLETED, None, reply.text, say=False)
+        text = reply.text if event.output is None else event.output.text
+        draft.change(structured=event.output is not None)
+        closing.end(draft, RunStatus.COMPLETED, None, text, say=False)
 
 
 def _append_if_text(draft: Draft, event: ModelReplied) -> None:
@@ -302,9 +339,24 @@ def _empty(draft: Draft) -> None:
         return
     draft.count(empty_replies=1, corrections=1)
     draft.event("turn.empty_reply", turn=draft.state.turn)
+    _ask_again(draft, EMPTY_REPLY_NOTICE)
+
+
+def _correct(draft: Draft, event: ModelReplied, refused: Correction) -> None:
+    """An answer the rules do not accept is corrected while corrections are left; else it fails the run."""
+    _append_reply(draft, event, None)
+    if draft.state.counters.corrections >= draft.state.limits.corrections_max:
+        closing.end(draft, RunStatus.FAILED, refused.reason, FAILED_SENTENCE)
+        return
+    draft.count(corrections=1)
+    draft.event("turn.corrected", turn=draft.state.turn, reason=refused.reason.value)
+    _ask_again(draft, refused.notice)
+
+
+def _ask_again(draft: Draft, notice: str) -> None:
     reason = limits.after_merge(draft.state, draft.now_s)
     if reason is not None:
         closing.end_by_limit(draft, reason)
         return
-    draft.item(NoticeItem(EMPTY_REPLY_NOTICE))
+    draft.item(NoticeItem(notice))
     closing.next_turn(draft)
