@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from typing import Annotated, Any
@@ -17,7 +16,9 @@ from toolfleet.adapters.llm.messages_render import MessagesRenderer
 from toolfleet.adapters.llm.responses_render import ResponsesRenderer
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.contract import ResultField
+from toolfleet.schemas.conversation import UserItem
 from toolfleet.schemas.errors import InvalidDefinition
+from toolfleet.schemas.model import ModelRequest
 from toolfleet.schemas.tool_text import model_description, model_parameters
 from toolfleet.schemas.tools import ToolContext, ToolSpec
 from toolfleet.signatures import result_fields_of
@@ -228,7 +229,9 @@ def test_the_annotated_result_is_the_result_model_unless_another_is_declared() -
 def test_every_wire_sends_the_text_of_the_contract(renderer: Any) -> None:
     agent = AgentSpec(name="desk", model="m", tools=(get_order.spec,))
 
-    sent = json.dumps(renderer.prefix(agent, agent.tools), ensure_ascii=False)
+    request = ModelRequest(agent, (UserItem("hello"),), agent.tools, None, "auto", True, 100, 1.0)
+
+    sent = renderer.render(request).decode()
 
     assert "Do not use it: the user wants to change, cancel or refund it" in sent
     assert "never make it up" in sent and "api_key" not in sent
