@@ -247,6 +247,12 @@ def test_tools_are_listed_shown_and_printed_as_a_model_gets_them(
     assert schema["description"].splitlines()[1] == "Use it when: the user asks for an order"
     assert schema["parameters"]["required"] == ["order_id"]
 
+    assert run_command(["tools", "schema", "-A", app]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["tools"]] == [
+        "delete_order",
+        "get_order",
+    ]
+
     assert run_command(["tools", "ls", "-A", app]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == [
         *("TOOL", "TIER", "KIND", "ARGUMENTS", "AGENTS", "DESCRIPTION"),

@@ -6,6 +6,8 @@ import copy
 import json
 import random
 import string
+import time
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -18,6 +20,7 @@ from tests.corpus.provider_rules import problems
 from toolfleet.adapters.llm.strict.limits import size_of
 from toolfleet.adapters.llm.strict.names import alias_of, wire_name, wire_names
 from toolfleet.adapters.llm.strict.profiles import StrictProfile, profile_ids, strict_profile
+from toolfleet.adapters.llm.strict.rules import NOTES, REFUSALS
 from toolfleet.adapters.llm.strict.tool import (
     StrictRefusal,
     StrictSchema,
@@ -530,3 +533,46 @@ def test_the_tries_of_the_corpus_find_what_a_wrong_codec_does() -> None:
     assert check_values(declared, strict, random.Random(1)) > 0
     with pytest.raises(AssertionError):
         check_values(declared, StrictSchema(strict.schema, strict.notes, SAME), random.Random(1))
+
+
+def test_every_rule_has_its_words_and_every_fact_it_rests_on_is_in_the_profiles() -> None:
+    for rules in (NOTES, REFUSALS):
+        for rule in rules.values():
+            assert rule.about
+            assert not rule.fact or any(rule.fact in profile.facts for profile in PROFILES), rule.fact
+    for provider in PROFILES:
+        limits = {f"limit.{name}" for name, value in asdict(provider.limits).items() if value is not None}
+        assert limits - {"limit.long_enum_values", "limit.long_enum_chars"} <= provider.facts.keys()
+
+
+def test_two_branches_that_would_be_taken_for_each_other_get_boxes() -> None:
+    """[null, 1] as JSON texts looks like a list of texts; it must come back as what it was."""
+    declared = _with(a={"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "array"}]})
+
+    for profile in PROFILES:
+        strict = _strict(declared, profile)
+        for value in (["null", "1"], [None, 1], [], [["a"]]):
+            assert strict.restore(strict.encode({"a": value})) == {"a": value}
+
+
+def test_a_schema_that_leads_to_itself_and_never_into_a_value_is_refused() -> None:
+    endless = {**_with(a={"$ref": "#/$defs/a"}), "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}
+
+    assert _refusal(endless).rule == "endless_ref"
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^(a+)+$", "^(?=a)(a+)+$", "^(\\w+\\s?)*\\1$", "^(.*a){25}$", "^(a|a)*?(?<!b)$"]
+)
+def test_a_hostile_pattern_costs_no_time(pattern: str) -> None:
+    """Each of these keeps a backtracking engine busy for hours; a worker has to be done at once."""
+    spec = _spec("t", _with(a={"type": "string", "pattern": pattern}))
+    text = json.dumps({"a": "a" * 5_000 + "!"})
+    started = time.process_time()
+
+    for profile in PROFILES:
+        strict_tool(spec, profile)
+    read = read_arguments(text, spec)
+
+    assert time.process_time() - started < 2.0
+    assert isinstance(read, Invalid)

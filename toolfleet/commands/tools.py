@@ -28,6 +28,14 @@ DESCRIPTION_WIDTH = 60
 
 Name = Annotated[str, typer.Argument(metavar="TOOL", help="Name of a tool (toolfleet tools ls).")]
 Agent = Annotated[str | None, typer.Option("--agent", help="Only the tools of this agent.")]
+SchemaName = Annotated[
+    str | None, typer.Argument(metavar="[TOOL]", help="Name of a tool; all of them without one.")
+]
+Provider = Annotated[
+    Literal["openai", "anthropic"] | None,
+    typer.Option("--provider", help="The strict form this provider takes."),
+]
+Dated = Annotated[str | None, typer.Option("--dated", help="An older profile of the provider, e.g. 2024-08.")]
 FailOn = Annotated[
     Literal["error", "warning", "note"],
     typer.Option("--fail-on", help="The least finding that ends the command with 1."),
@@ -78,14 +86,76 @@ def show(name: Name, app: options.App = None, as_json: options.AsJson = False) -
 
 
 @app.command("schema")
-def schema(name: Name, app: options.App = None) -> None:
-    """Print what a model is told: name, description and parameters, as JSON."""
+def schema(
+    name: SchemaName = None,
+    app: options.App = None,
+    provider: Provider = None,
+    dated: Dated = None,
+    agent: Agent = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Print what a model is told: name, description and parameters; with --provider, in its strict form.
+
+    Ends with 1 if a tool has no strict form. With --agent, limits of a provider that hold for all tools of a request
+    are kept as well.
+    """
+    fleet = _fleet(app)
+    specs = [_spec(fleet, name)] if name is not None else _specs(fleet, agent)
+    if provider is None:
+        documents = [_told(spec) for spec in specs]
+        print_json(documents[0] if name is not None else {"tools": documents})
+        return
+    forms = _strict_forms(specs, provider, dated, shared=agent is not None)
+    refused = [form for form in forms if form["refused"]]
+    if as_json:
+        print_json({"ok": not refused, "provider": provider, "tools": forms})
+    else:
+        for form in forms:
+            _print_form(form, whole=name is not None)
+        note(f"{len(forms) - len(refused)} with a strict form for {provider}, {len(refused)} without")
+    raise typer.Exit(exits.NOT_COMPLETED if refused else exits.OK)
+
+
+def _told(spec: ToolSpec) -> dict[str, Any]:
     from toolfleet.schemas.tool_text import model_description, model_parameters
 
-    spec = _spec(_fleet(app), name)
-    print_json(
-        {"name": spec.name, "description": model_description(spec), "parameters": model_parameters(spec)}
-    )
+    return {"name": spec.name, "description": model_description(spec), "parameters": model_parameters(spec)}
+
+
+def _strict_forms(
+    specs: list[ToolSpec], provider: str, dated: str | None, *, shared: bool
+) -> list[dict[str, Any]]:
+    from toolfleet.adapters.llm.strict.profiles import strict_profile
+    from toolfleet.adapters.llm.strict.tool import StrictRefusal, strict_tool, strict_tools
+
+    profile = strict_profile(provider, dated)
+    found = strict_tools(specs, profile) if shared else [strict_tool(spec, profile) for spec in specs]
+    forms: list[dict[str, Any]] = []
+    for spec, form in zip(specs, found, strict=True):
+        if isinstance(form, StrictRefusal):
+            refusal = {"path": form.path, "rule": form.rule, "reason": form.reason}
+            forms.append({"tool": spec.name, "profile": profile.id, "refused": refusal})
+            continue
+        definition = {**_told(spec), "name": form.name, "parameters": form.parameters}
+        notes = [{"path": one.path, "rule": one.rule, "text": one.text} for one in form.notes]
+        forms.append(
+            {"tool": spec.name, "profile": profile.id, **definition, "notes": notes, "refused": None}
+        )
+    return forms
+
+
+def _print_form(form: dict[str, Any], *, whole: bool) -> None:
+    refused = form["refused"]
+    if refused is not None:
+        place = f" {refused['path']}" if refused["path"] else ""
+        print_text(cut(f"refused: {form['tool']}{place}: {refused['reason']} [{refused['rule']}]", 1_000))
+        return
+    called = "" if form["name"] == form["tool"] else f" as {form['name']}"
+    print_text(f"strict: {form['tool']}{called}")
+    for one in form["notes"]:
+        print_text("    " + cut(f"{one['path'] or 'the root'}: {one['text']} [{one['rule']}]", 1_000))
+    if whole:
+        print_json(form["parameters"])
 
 
 @app.command("lint")

@@ -7,7 +7,7 @@ object of any names, a value of any type), they are written in another form that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,13 +24,15 @@ from toolfleet.adapters.llm.strict.limits import check_limits, union_count
 from toolfleet.adapters.llm.strict.merge import (
     ANNOTATIONS,
     Unsatisfiable,
+    accepts_null,
     flattened,
     merged,
     same_text,
 )
+from toolfleet.adapters.llm.strict.overlap import may_overlap
 from toolfleet.adapters.llm.strict.profiles import StrictProfile
 from toolfleet.adapters.llm.strict.values import Values
-from toolfleet.schemas.dialects import Note, Schema, SchemaRefused, joined, resolve
+from toolfleet.schemas.dialects import DEPTH_MAX, Note, Schema, SchemaRefused, joined, resolve
 
 WRAPPED: Final = "arguments"
 _NODES_MAX: Final = 20_000  # far above the largest real schema; what is larger was made to be
@@ -87,7 +89,9 @@ class Converter(Values):
         super().__init__(root, profile, nullable_max)
         self.definitions = Definitions(declared=root)
         self._names: dict[str, str] = {}
-        self._open: list[str] = []  # references being converted
+        self._targets: dict[str, Schema | bool] = {}
+        self._open: list[tuple[str, int]] = []  # references being converted, and how deep in a value
+        self._level = 0
         self._nodes = 0
 
     def root(self) -> Part:
@@ -125,6 +129,14 @@ class Converter(Values):
             exc.path = exc.path or path
             raise
 
+    def inner(self, node: Schema | bool, path: str) -> Part:
+        """The strict form of a place inside the value that is being converted."""
+        self._level += 1
+        try:
+            return self.part(node, path)
+        finally:
+            self._level -= 1
+
     def _shaping_union(self, flat: Schema, path: str) -> bool:
         """Whether it is a union whose branches differ in more than constraints."""
         found = False
@@ -139,25 +151,41 @@ class Converter(Values):
         return found
 
     def _union(self, flat: Schema, path: str) -> Part:
-        key = "anyOf" if "anyOf" in flat else "oneOf"
-        base = {name: value for name, value in flat.items() if name != key and name not in _NOT_OF_BRANCHES}
         found: list[tuple[Schema | bool, Part]] = []
-        for place, given in enumerate(flat[key]):
-            declared = merged(base, given, self.document, path) if base else given
+        for declared, here, bare in self._leaves(flat, path):
             try:
-                part = self.part(declared, joined(path, key, place))
+                part = self.part(declared, here)
             except Unsatisfiable as exc:
-                if not base:
+                if bare and not exc.forbidden:
                     raise
-                self.note(joined(path, key, place), "branch_dropped", f"no value can fit this branch: {exc}")
+                self.note(here, "branch_dropped", f"no value can fit this branch: {exc}")
                 continue
             if all(same_text(part.schema) != same_text(other.schema) for _, other in found):
                 found.append((declared, part))
         if not found:
             raise Unsatisfiable("no branch of it can fit any value")
-        if key == "oneOf" and len(found) > 1:
-            self.note(path, "one_of", "oneOf is sent as anyOf; that only one branch fits is checked locally")
         return with_description(self.put_together(found), described(flat, ()))
+
+    def _leaves(self, flat: Schema, path: str, depth: int = 0) -> Iterator[tuple[Schema | bool, str, bool]]:
+        """The branches of a union, and those of unions that stand as a branch in it: the schema, its path, and
+        whether it stands alone, without anything of the union itself brought into it."""
+        key = "anyOf" if "anyOf" in flat else "oneOf"
+        if key == "oneOf" and len(flat[key]) > 1:
+            self.note(path, "one_of", "oneOf is sent as anyOf; that only one branch fits is checked locally")
+        base = {name: value for name, value in flat.items() if name != key and name not in _NOT_OF_BRANCHES}
+        for place, given in enumerate(flat[key]):
+            here = joined(path, key, place)
+            try:
+                declared = merged(base, given, self.document, path) if base else given
+            except Unsatisfiable as exc:
+                self.note(here, "branch_dropped", f"no value can fit this branch: {exc}")
+                continue
+            whole = flattened(declared, self.document, here) if isinstance(declared, dict) else {}
+            nested = "$ref" not in whole and "description" not in whole and depth < DEPTH_MAX
+            if nested and self._shaping_union(whole, here):
+                yield from self._leaves(whole, here, depth + 1)
+            else:
+                yield declared, here, not base
 
     def put_together(self, found: list[tuple[Schema | bool, Part]]) -> Part:
         """A union of branches, each with what was declared for it; null goes into the type where there is one."""
@@ -174,16 +202,35 @@ class Converter(Values):
             if name is not None:  # a list or a text that stands for something else has to be told apart
                 part = Part(boxed(part.schema, name), Boxed(name, part.codec))
             branches.append((declared, part))
-        schemas: list[Schema] = []
-        for _, part in branches:
-            inner = part.schema.keys() == {"anyOf"} and part.codec is SAME
-            schemas += part.schema["anyOf"] if inner else [part.schema]
+        self._box_what_meets(branches)
+        schemas = [part.schema for _, part in branches]
         if null and {"type": "null"} not in schemas:
             schemas.append({"type": "null"})
         codec: Codec = SAME
         if any(part.codec is not SAME for _, part in branches):
             codec = Union([self._branch(declared, part) for declared, part in branches])
         return Part({"anyOf": schemas}, codec)
+
+    def _box_what_meets(self, branches: list[tuple[Schema | bool, Part]]) -> None:
+        """Boxes branches whose values may be taken for another branch's and would come back as something else."""
+        for place, (declared, part) in enumerate(branches):
+            others = [other for at, (_, other) in enumerate(branches) if at != place]
+            if part.codec is SAME or not any(
+                may_overlap(part.schema, other.schema, self._strict_of) for other in others
+            ):
+                continue
+            name = f"option_{place + 1}"
+            branches[place] = (declared, Part(boxed(part.schema, name), Boxed(name, part.codec)))
+
+    def _strict_of(self, reference: str) -> Schema:
+        """What a reference of the strict form leads to; while that is being made, its type alone."""
+        name = reference.removeprefix("#/$defs/")
+        found = self.definitions.strict[name]
+        if found:
+            return dict(found)
+        target = self._targets.get(name)
+        types = target.get("type") if isinstance(target, dict) else None
+        return {"type": types} if types is not None else {}
 
     def _branch(self, declared: Schema | bool, part: Part) -> Branch:
         whole = {} if declared is True else declared
@@ -193,13 +240,15 @@ class Converter(Values):
     def _reference(self, flat: Schema, path: str) -> Part:
         reference: str = flat["$ref"]
         description = flat.get("description")
-        recursive = reference in self._open
+        recursive = any(reference == one for one, _ in self._open)
+        if (reference, self._level) in self._open:
+            raise SchemaRefused(path, "endless_ref", f"{reference} leads to itself and never into a value")
         if recursive and not self.profile.recursion:
             return self.json_text(flat, path, "recursion_as_text", "a schema inside itself")
         target = self._target(reference, path)
         if description is not None and not recursive and not self.profile.recursion:
             # Beside a reference nothing else may stand, and a union is dear there: the definition is repeated.
-            self._open.append(reference)
+            self._open.append((reference, self._level))
             try:
                 return self.part(merged(target, {"description": description}, self.document, path), path)
             finally:
@@ -222,7 +271,8 @@ class Converter(Values):
             return known
         name = self._names[reference] = self._free_name(reference.rpartition("/")[2].removeprefix("#"))
         self.definitions.strict[name] = {}
-        self._open.append(reference)
+        self._targets[name] = target
+        self._open.append((reference, self._level))
         try:
             part = self.part(target, reference.removeprefix("#").strip("/").replace("/", "."))
         except Unsatisfiable:
@@ -252,6 +302,18 @@ class Converter(Values):
             self.definitions.strict[name] = _leading_to(schema, text)
             self.definitions.codecs[name] = codec
         return {"$ref": f"#/$defs/{name}"}
+
+    def has_null(self, schema: Schema) -> bool:
+        """Whether a strict form takes null."""
+        if "anyOf" in schema:
+            return any(self.has_null(one) for one in schema["anyOf"])
+        if "$ref" in schema:
+            name = schema["$ref"].removeprefix("#/$defs/")
+            found = self.definitions.strict[name]
+            # While it is being made, what was declared tells it.
+            return self.has_null(found) if found else accepts_null(self._targets[name], self.document)
+        types = schema["type"]
+        return types == "null" or (isinstance(types, list) and "null" in types)
 
     def codec_of(self, codec: Codec) -> Codec:
         while isinstance(codec, Reference) and codec.name in self.definitions.codecs:

@@ -13,17 +13,17 @@ from toolfleet.adapters.llm.strict.codec import (
     Absent,
     Codec,
     Entries,
-    JsonText,
     Object,
     Property,
 )
 from toolfleet.adapters.llm.strict.kinds import Part, boxed, with_description, with_null
-from toolfleet.adapters.llm.strict.merge import Unsatisfiable, accepts_null
+from toolfleet.adapters.llm.strict.merge import Unsatisfiable
 from toolfleet.adapters.llm.strict.names import property_aliases
 from toolfleet.adapters.llm.strict.profiles import StrictProfile
 from toolfleet.schemas.dialects import Note, Schema, SchemaRefused, joined
 
 OTHERS: Final = "other_properties"
+_NULL: Final[Schema] = {"type": "null"}
 _MARKER: Final[Schema] = with_description(
     Part(boxed({"type": "boolean", "enum": [True]}, LEFT_OUT)),
     "Leave this parameter out; null is a value of its own here.",
@@ -49,10 +49,13 @@ class Objects:
         )
 
     @abstractmethod
-    def part(self, node: Schema | bool, path: str) -> Part: ...
+    def inner(self, node: Schema | bool, path: str) -> Part: ...
 
     @abstractmethod
     def may_be_null(self, part: Part) -> bool: ...
+
+    @abstractmethod
+    def has_null(self, schema: Schema) -> bool: ...
 
     @abstractmethod
     def codec_of(self, codec: Codec) -> Codec: ...
@@ -127,11 +130,10 @@ class Objects:
 
     def _property(self, node: Schema | bool, path: str, *, required: bool) -> tuple[Part, Absent]:
         """The strict form of one property, and how its absence is written."""
-        part = self.part(node, path)
+        part = self.inner(node, path)
         if required:
             return part, "required"
-        # A JSON text is never null itself, whatever it holds.
-        if isinstance(self.codec_of(part.codec), JsonText) or not accepts_null(node, self.document):
+        if not self.has_null(part.schema):
             if self.may_be_null(part):
                 self.note(path, "optional", "it may be absent: null stands for that")
                 return Part(with_null(part.schema), part.codec), "null"
@@ -148,13 +150,12 @@ class Objects:
         self.note(path, "null_and_absent", f"null is a value of its own; {LEFT_OUT!r} stands for absent")
         if LEFT_OUT in str(part.schema):
             raise SchemaRefused(path, "marker_collision", f"it has a property {LEFT_OUT!r} of its own")
-        schema = part.schema if "anyOf" in part.schema else {"anyOf": [part.schema]}
-        return Part({**schema, "anyOf": [*schema["anyOf"], _MARKER]}, part.codec), "marker"
+        return Part(_with_marker(part.schema), part.codec), "marker"
 
     def _entries(self, value: Schema | bool, path: str, rule: str = "map_as_list") -> Part:
         """An object of any names, as a list of its entries."""
         self.note(path, rule, f"names that are not declared are written as a list of {KEY} and {VALUE}")
-        inner = self.part(value, joined(path, "additionalProperties"))
+        inner = self.inner(value, joined(path, "additionalProperties"))
         entry: Schema = {
             "type": "object",
             "properties": {KEY: {"type": "string"}, VALUE: inner.schema},
@@ -170,6 +171,15 @@ def _codec(properties: dict[str, Property], others: tuple[str, Codec] | None) ->
         for wire, one in properties.items()
     )
     return SAME if same else Object(properties, others)
+
+
+def _with_marker(schema: Schema) -> Schema:
+    """The schema that takes the marker as well; null stays the last of its branches."""
+    if schema.get("type") == "null":
+        return with_null(_MARKER)
+    whole = schema if "anyOf" in schema else {"anyOf": [schema]}
+    others = [one for one in whole["anyOf"] if one != _NULL]
+    return {**whole, "anyOf": [*others, _MARKER, *([_NULL] * (_NULL in whole["anyOf"]))]}
 
 
 def _free(wanted: str, taken: dict[str, Any]) -> str:

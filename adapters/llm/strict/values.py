@@ -108,8 +108,7 @@ class Values(Objects):
                 raise Unsatisfiable(f"none of its listed values is of its type {types}")
         by_text = {same_text(value): value for value in values}
         values = list(by_text.values())
-        kept = [key for key in ("not", "if") if key in flat]
-        for key in kept:
+        for key in kept_keywords(flat, {kind_of(value) for value in values}, ()):
             self.kept(path, key)
         if any(isinstance(value, (dict, list)) for value in values):
             self.note(path, "enum_as_text", "its values are made of parts and are listed as JSON texts")
@@ -128,11 +127,10 @@ class Values(Objects):
 
     def _array(self, flat: Schema, path: str) -> Part:
         items, most = self._items(flat, path)
-        if items is False:
+        item = self._item(items, joined(path, "items"), empty=flat.get("minItems", 0) == 0)
+        if item is None:
             self.kept(path, "items")
-            item = Part({"type": "null"})
-        else:
-            item = self.part(items, joined(path, "items"))
+            item, most = Part({"type": "null"}), 0
         schema: Schema = {"type": "array", "items": item.schema}
         if self._writes("minItems", flat):
             least = flat["minItems"]
@@ -147,6 +145,15 @@ class Values(Objects):
         elif most is not None and "maxItems" not in flat:
             self.kept(path, "prefixItems")
         return Part(schema, SAME if item.codec is SAME else Array(item.codec))
+
+    def _item(self, items: Schema | bool, path: str, *, empty: bool) -> Part | None:
+        """The strict form of every item; None where the list can only be empty."""
+        try:
+            return self.inner(items, path)
+        except Unsatisfiable as exc:
+            if exc.forbidden and empty:
+                return None
+            raise
 
     def _items(self, flat: Schema, path: str) -> tuple[Schema | bool, int | None]:
         """The schema of every item, and how many there may be at most. Refuses lists whose places differ."""
