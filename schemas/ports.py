@@ -34,6 +34,7 @@ from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.tools import ToolContext, ToolSpec
 from toolfleet.schemas.views import (
+    CachedResult,
     CallView,
     Conversation,
     DeadLetter,
@@ -198,6 +199,10 @@ class RunStore(Protocol):
         """The whole data of that call of that run, where the model got less; None: there is no more, or no such call."""
         ...
 
+    async def cached_result(self, key: str) -> CachedResult | None: ...
+
+    async def keep_result(self, key: str, *, tenant: str, tool: str, body: str, ttl_s: float) -> None: ...
+
     async def steps(self, run_id: RunId) -> list[StepView]: ...
 
     async def usage(self, run_id: RunId) -> list[dict[str, Any]]: ...
@@ -355,6 +360,18 @@ class Credentials(Protocol):
 
     async def credential(self, tenant: str, name: str) -> str:
         """Raises whatever it likes where it has none: the call fails with the name of the credential and no more."""
+        ...
+
+
+class ResultCache(Protocol):
+    """Keeps results of reads for other runs. May forget at any time; times are the store's own."""
+
+    async def cached_result(self, key: str) -> CachedResult | None:
+        """What was kept under that key, unless its time is over."""
+        ...
+
+    async def keep_result(self, key: str, *, tenant: str, tool: str, body: str, ttl_s: float) -> None:
+        """Keep it in place of what was there."""
         ...
 
 

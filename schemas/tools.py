@@ -30,6 +30,7 @@ from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.pace import Rate
 
 Runner = Literal["loop", "child"]
+_OF_ONE_CALL = ("run_id", "call_id", "correlation_id", "idempotency_key")
 
 
 class ToolSpec(BaseModel):
@@ -104,8 +105,24 @@ class ToolSpec(BaseModel):
     def _tier_fits_effect(self) -> ToolSpec:
         if self.effect and self.tier is Tier.LOW:
             raise ValueError("it has an effect and cannot be of tier low; declare tier='medium' or above")
-        if self.effect and self.cache_ttl_s:
+        return self
+
+    @model_validator(mode="after")
+    def _cached_fits(self) -> ToolSpec:
+        """A kept result is given to other runs: nothing of it may belong to the one it was made for."""
+        if not self.cache_ttl_s:
+            return self
+        if self.effect:
             raise ValueError("it has an effect, and only results of reads are cached; leave out cache_ttl_s")
+        if self.repeatable:
+            raise ValueError("it is repeatable, so its results are never reused; leave out cache_ttl_s")
+        own = [one for one in self.injected.values() if one in _OF_ONE_CALL]
+        if self.context_parameter is not None or own:
+            what = own[0] if own else "ToolContext"
+            raise ValueError(
+                f"it takes {what}, so its result may belong to one run and cannot be cached for others; inject "
+                "what it needs by name (tenant, principal, context.KEY)"
+            )
         return self
 
     @model_validator(mode="after")

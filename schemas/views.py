@@ -171,3 +171,11 @@ class QueueLoad:
     rows: int
     leased: int
     oldest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResult:
+    """A result kept for other runs, and how long ago it was stored, seconds."""
+
+    body: str
+    age_s: float

@@ -62,6 +62,7 @@ def contract_tools(registry: Registry, settings: Settings, store: RunStore) -> C
         PythonTools(registry.runnable, children=settings.children),
         results=store,
         credentials=registry.credentials,
+        cache=store,
         summarised=registry.summarised,
     )
 

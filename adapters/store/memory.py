@@ -25,6 +25,7 @@ from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Tran
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.views import (
+    CachedResult,
     CallView,
     Conversation,
     DeadLetter,
@@ -60,6 +61,7 @@ class MemoryStore:
         self._open: dict[RunId, None] = {}  # runs with command rows, or not terminal
         self._keys: dict[tuple[str, str], RunId] = {}
         self._dead: dict[str, DeadLetter] = {}
+        self._cached: dict[str, tuple[str, float, float]] = {}  # body, stored at, expires at
         self._agents: dict[tuple[str, str], AgentSpec] = {}  # in the order they were registered last
         self._brokers: dict[str, tuple[str, float | None]] = {}
         self._beats: dict[str, tuple[WorkerBeat, float]] = {}  # with when it was heard last
@@ -315,6 +317,14 @@ class MemoryStore:
     async def full_result(self, run_id: str, call_id: str) -> str | None:
         found = await self.results(RunId(run_id))
         return next((result.full for _, result in found if result.call_id == call_id), None)
+
+    async def cached_result(self, key: str) -> CachedResult | None:
+        body, stored_at, expires_at = self._cached.get(key, ("", 0.0, 0.0))
+        now = self._now()
+        return CachedResult(body, now - stored_at) if expires_at > now else None
+
+    async def keep_result(self, key: str, *, tenant: str, tool: str, body: str, ttl_s: float) -> None:
+        self._cached[key] = (body, self._now(), self._now() + ttl_s)
 
     async def steps(self, run_id: RunId) -> list[StepView]:
         return list(self._runs[run_id].steps) if run_id in self._runs else []

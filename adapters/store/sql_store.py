@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 
 from toolfleet.adapters.store import agents as agent_rows
+from toolfleet.adapters.store import cached_results, fleet_rows, migrate, reads, relay
 from toolfleet.adapters.store import dead as dead_rows
-from toolfleet.adapters.store import fleet_rows, migrate, reads, relay
 from toolfleet.adapters.store.batch import Batch
 from toolfleet.adapters.store.dialect import READING
 from toolfleet.adapters.store.engine import READERS, open_engine, translated
@@ -32,6 +32,7 @@ from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Tran
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import NewRun
 from toolfleet.schemas.views import (
+    CachedResult,
     CallView,
     Conversation,
     DeadLetter,
@@ -47,6 +48,7 @@ from toolfleet.schemas.views import (
 )
 
 P = ParamSpec("P")
+CLEAN_EVERY: Final = 32  # results kept: then expired ones are deleted
 T = TypeVar("T")
 
 
@@ -85,6 +87,7 @@ class SqlStore:
         self._opened: _Opened | None = None
         self._opening = threading.Lock()
         self._closed = False
+        self._kept = 0  # results put into the cache
         self._inherited: list[
             _Opened
         ] = []  # of a parent process: kept, so that nothing ever closes them here
@@ -186,6 +189,19 @@ class SqlStore:
 
     async def full_result(self, run_id: str, call_id: str) -> str | None:
         return await self._read(reads.full_result, run_id, call_id)
+
+    async def cached_result(self, key: str) -> CachedResult | None:
+        return await self._read_now(cached_results.get, key)
+
+    async def keep_result(self, key: str, *, tenant: str, tool: str, body: str, ttl_s: float) -> None:
+        await self._write(
+            lambda connection: cached_results.put(
+                connection, key, tenant, tool, body, ttl_s, self._time(connection)
+            )
+        )
+        self._kept += 1
+        if self._kept % CLEAN_EVERY == 0:  # in a transaction of its own: one that held both could deadlock
+            await self._write(lambda connection: cached_results.clean(connection, self._time(connection)))
 
     async def steps(self, run_id: RunId) -> list[StepView]:
         return await self._read(reads.step_views, run_id)

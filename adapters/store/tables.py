@@ -330,3 +330,15 @@ workers = Table(
     _real("seen_at"),
     _text("state"),
 )
+
+cached_results = Table(
+    "cached_results",
+    metadata,
+    Column("key", Text, primary_key=True),  # of tenant, tool, its version, arguments and what else decides
+    _text("tenant"),
+    _text("tool"),
+    _text("body"),
+    _real("stored_at"),
+    _real("expires_at"),
+    Index("ix_cached_results_expires", "expires_at"),
+)

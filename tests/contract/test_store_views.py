@@ -165,3 +165,22 @@ def test_the_whole_of_a_result_is_found_by_its_run_and_call_and_by_no_other_run(
         assert await bench.store.full_result(new.run_id, "call_nothing") is None
 
     play(story, open_bench, tmp_path)
+
+
+def test_a_result_is_kept_for_its_time_and_no_longer(open_bench: OpenBench, tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        store = bench.store
+        await store.keep_result("a", tenant="t", tool="get", body="old", ttl_s=10)
+        await store.keep_result("b", tenant="t", tool="get", body="other", ttl_s=100)
+        bench.clock.advance(4)
+        await store.keep_result("a", tenant="t", tool="get", body="new", ttl_s=10)
+        bench.clock.advance(9)
+
+        found = await store.cached_result("a")
+        assert found is not None and (found.body, found.age_s) == ("new", 9)
+        assert await store.cached_result("nothing") is None
+        bench.clock.advance(1)
+        assert await store.cached_result("a") is None
+        assert (await store.cached_result("b")) is not None
+
+    play(story, open_bench, tmp_path)

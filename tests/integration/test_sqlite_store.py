@@ -17,12 +17,23 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, event
 
-from tests.contract.store_bench import ScriptedMachine, lease, new_run, proposed, replied, settled, told
+from tests.contract.store_bench import (
+    Bench,
+    ScriptedMachine,
+    lease,
+    new_run,
+    play,
+    proposed,
+    replied,
+    settled,
+    sqlite_bench,
+    told,
+)
 from toolfleet.adapters.store import engine as engine_module
 from toolfleet.adapters.store import relay
 from toolfleet.adapters.store.engine import open_engine
 from toolfleet.adapters.store.migrate import upgrade
-from toolfleet.adapters.store.sql_store import SqlStore
+from toolfleet.adapters.store.sql_store import CLEAN_EVERY, SqlStore
 from toolfleet.schemas.errors import StoreUnavailable, UnsafeSettings
 from toolfleet.schemas.events import CancelRequested, LeaseExpired
 from toolfleet.schemas.ids import CommandId, RunId, new_token
@@ -638,3 +649,16 @@ def test_children_of_a_fork_open_connections_of_their_own(url: str) -> None:  # 
     assert (process.returncode, error) == (0, "")
     with raw(url) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_kept_results_whose_time_is_over_are_deleted_as_others_are_kept(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        for number in range(CLEAN_EVERY - 1):
+            await bench.store.keep_result(f"old{number}", tenant="t", tool="get", body="x", ttl_s=1)
+        bench.clock.advance(2)
+        await bench.store.keep_result("new", tenant="t", tool="get", body="x", ttl_s=1)
+
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as database:
+            assert database.execute("SELECT key FROM cached_results").fetchall() == [("new",)]
+
+    play(story, sqlite_bench, tmp_path)

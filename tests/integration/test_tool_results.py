@@ -196,3 +196,27 @@ def test_a_reference_of_another_request_is_unknown(tmp_path: Path) -> None:
 
     assert stolen.results[0].outcome is CallOutcome.BUSINESS_ERROR
     assert stolen.results[0].reason == "unknown_reference"
+
+
+def test_a_result_with_a_time_to_live_serves_other_runs_of_the_same_principal(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+
+    def model(messages: list[dict[str, Any]], definitions: list[dict[str, Any]]) -> Any:
+        return (
+            say("done") if messages[-1]["role"] == "tool" else call("price_of", sku=messages[-1]["content"])
+        )
+
+    def ask(fleet: Fleet, sku: str, principal: str) -> dict[str, Any]:
+        context = {"ledger": str(ledger), "principal": principal}
+        return _told(fleet.submit("desk", sku, context=context).wait(timeout_s=WAIT_S))
+
+    with _fleet(tmp_path, model, [tools.price_of], credentials=Vault()) as fleet:
+        first = ask(fleet, "A", "u1")
+        asked = [ask(fleet, sku, who) for sku, who in (("A", "u1"), ("A", "u2"), ("B", "u1"), ("none", "u1"))]
+        again = ask(fleet, "none", "u1")
+
+    assert asked[0]["data"] == first["data"] and "kept from a call" in asked[0]["notes"][-1]
+    assert first["data"]["seen_with"] == {"untrusted_text": "[redacted]"}
+    assert again["status"] == "error"  # only successes are kept
+    assert ledger.read_text().split("\n")[:-1] == ["A u1", "A u2", "B u1", "none u1", "none u1"]
+    assert "77aa88bb99" not in _everything_stored(tmp_path)

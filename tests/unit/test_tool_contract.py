@@ -102,6 +102,8 @@ def test_what_the_runtime_fills_in_is_in_no_schema_and_reaches_the_function() ->
         ({"examples": [{"order_id": 7}]}, "example 1 does not fit its parameters"),
         ({"examples": [{}]}, "order_id: is required"),
         ({"effect": True, "tier": "high", "cache_ttl_s": 60}, "only results of reads are cached"),
+        ({"repeatable": True, "cache_ttl_s": 60}, "its results are never reused"),
+        ({"injected": {"who": "run_id"}, "cache_ttl_s": 60}, "may belong to one run"),
         ({"untrusted": True, "result": Order}, "for a result without a model"),
         ({"summarise": lambda: ""}, "a function of one parameter"),
         ({"usewhen": "x"}, "unknown option 'usewhen'"),

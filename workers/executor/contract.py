@@ -18,6 +18,7 @@ import structlog
 from toolfleet.schemas.builtin_tools import BUILTIN_TOOLS, PAGE_CHARS, READ_RESULT, summary_key
 from toolfleet.schemas.ports import (
     Credentials,
+    ResultCache,
     StoredResults,
     ToolAnswer,
     ToolBackend,
@@ -27,6 +28,7 @@ from toolfleet.schemas.ports import (
 )
 from toolfleet.schemas.projection import REDACTED, UNTRUSTED_NOTE, project
 from toolfleet.schemas.tools import ToolContext, ToolSpec
+from toolfleet.workers.executor.result_cache import Cache, key_of
 
 log = structlog.get_logger("toolfleet.contract")
 
@@ -48,9 +50,11 @@ class ContractTools:
         *,
         results: StoredResults,
         credentials: Credentials | None = None,
+        cache: ResultCache | None = None,
         summarised: Sequence[str] = (),
     ) -> None:
         self._backend = backend
+        self._cache = cache
         self._results = results
         self._credentials = credentials
         self._summarised = frozenset(summarised)
@@ -63,7 +67,7 @@ class ContractTools:
     async def place(self, name: str) -> AsyncIterator[ToolPlace]:
         spec = self.spec(name)
         if self._backend.spec(name) is None and name == READ_RESULT.name:
-            yield _Kept(READ_RESULT, _ReadResult(self._results), self._credentials, None, AsyncExitStack())
+            yield _Kept(READ_RESULT, _ReadResult(self._results), AsyncExitStack())
             return
         async with AsyncExitStack() as held:
             place = await held.enter_async_context(self._backend.place(name))
@@ -73,7 +77,8 @@ class ContractTools:
             summariser = None
             if name in self._summarised:
                 summariser = lambda: self._backend.place(summary_key(name))
-            yield _Kept(spec, place, self._credentials, summariser, held)
+            cache = Cache(self._cache, spec) if self._cache is not None and spec.cache_ttl_s else None
+            yield _Kept(spec, place, held, self._credentials, summariser, cache)
 
     async def aclose(self) -> None:
         await self._backend.aclose()
@@ -86,15 +91,17 @@ class _Kept:
         self,
         spec: ToolSpec,
         place: ToolPlace,
-        credentials: Credentials | None,
-        summariser: Callable[[], AbstractAsyncContextManager[ToolPlace]] | None,
         held: AsyncExitStack,
+        credentials: Credentials | None = None,
+        summariser: Callable[[], AbstractAsyncContextManager[ToolPlace]] | None = None,
+        cache: Cache | None = None,
     ) -> None:
         self._spec = spec
         self._place = place
         self._credentials = credentials
         self._summariser = summariser
         self._held = held
+        self._cache = cache
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
         context = replace(context, principal=context.principal or str(context.context.get("principal") or ""))
@@ -103,6 +110,25 @@ class _Kept:
             injected = await self._injected(context, secrets)
         except _NotThere as missing:
             return ToolFailed("raised", str(missing), 0.0, code="tool_error", began=False)
+        if self._cache is None:
+            return await self._made(arguments, injected, secrets, context, timeout_s)
+        key = key_of(self._spec, arguments, injected, context)
+        kept = await self._cache.get(key)
+        if kept is not None:
+            return kept
+        answer = await self._made(arguments, injected, secrets, context, timeout_s)
+        if isinstance(answer, ToolReturned):
+            await self._cache.put(key, context.tenant, answer)
+        return answer
+
+    async def _made(
+        self,
+        arguments: dict[str, Any],
+        injected: dict[str, Any],
+        secrets: list[str],
+        context: ToolContext,
+        timeout_s: float,
+    ) -> ToolAnswer:
         answer = await self._place.run({**arguments, **injected}, context, timeout_s=timeout_s)
         answer = _without(answer, secrets)
         if isinstance(answer, ToolFailed):
