@@ -34,6 +34,7 @@ from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.tools import ToolContext, ToolSpec
 from toolfleet.schemas.views import (
+    AgentVersion,
     CachedResult,
     CallView,
     Conversation,
@@ -176,6 +177,10 @@ class RunStore(Protocol):
         ...
 
     async def agents(self) -> list[AgentSpec]: ...
+
+    async def agent_versions(self, name: str | None = None) -> list[AgentVersion]:
+        """Every stored version, by name, the one registered last first; of one agent, or of all."""
+        ...
 
     async def finished(self, run_ids: Sequence[RunId]) -> set[RunId]:
         """Those of the runs that are terminal: what everybody who waits asks, in one reading."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.conversation import Item
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
@@ -98,6 +99,15 @@ class StepView:
     attempt: int
     at: float
     fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentVersion:
+    """A definition under the version runs are pinned to; `registered_at` is when it was registered last (None: never)."""
+
+    version: str
+    registered_at: float | None
+    spec: AgentSpec
 
 
 @dataclass(frozen=True, slots=True)

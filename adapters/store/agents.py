@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Row, and_, bindparam, func, select, update
 from toolfleet.adapters.store.dialect import insert_new, one_at_a_time
 from toolfleet.adapters.store.tables import agents
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.views import AgentVersion
 
 _REGISTERING: Final = 0x6167656E  # "agen"
 _RANKS: Final = select(agents.c.name, func.max(agents.c.rank)).group_by(agents.c.name)
@@ -33,6 +34,11 @@ _ALL: Final = (
     select(agents.c.spec)
     .join(_newest, and_(_newest.c[0] == agents.c.name, _newest.c[1] == agents.c.rank))
     .order_by(agents.c.name)
+)
+
+
+_VERSIONS: Final = select(agents.c.version, agents.c.registered_at, agents.c.spec).order_by(
+    agents.c.name, agents.c.rank.desc(), agents.c.version
 )
 
 
@@ -69,6 +75,15 @@ def agent(connection: Connection, name: str, version: str | None) -> AgentSpec |
 def latest(connection: Connection) -> list[AgentSpec]:
     """For each name the spec registered last, by name."""
     return [_spec(row) for row in connection.execute(_ALL)]
+
+
+def versions(connection: Connection, name: str | None) -> list[AgentVersion]:
+    """Every version of one agent, or of all: by name, the one registered last first."""
+    asked = _VERSIONS if name is None else _VERSIONS.where(agents.c.name == name)
+    return [
+        AgentVersion(row.version, row.registered_at, AgentSpec.model_validate_json(row.spec))
+        for row in connection.execute(asked)
+    ]
 
 
 def _spec(row: Row[Any]) -> AgentSpec:

@@ -25,6 +25,7 @@ from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Tran
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.views import (
+    AgentVersion,
     CachedResult,
     CallView,
     Conversation,
@@ -63,6 +64,7 @@ class MemoryStore:
         self._dead: dict[str, DeadLetter] = {}
         self._cached: dict[str, tuple[str, float, float]] = {}  # body, stored at, expires at
         self._agents: dict[tuple[str, str], AgentSpec] = {}  # in the order they were registered last
+        self._registered: dict[tuple[str, str], float] = {}
         self._brokers: dict[str, tuple[str, float | None]] = {}
         self._beats: dict[str, tuple[WorkerBeat, float]] = {}  # with when it was heard last
 
@@ -238,6 +240,7 @@ class MemoryStore:
         for spec in agents:
             self._agents.pop((spec.name, spec.version), None)
             self._agents[spec.name, spec.version] = spec
+            self._registered[spec.name, spec.version] = self._now()
 
     async def agent(self, name: str, version: str | None = None) -> AgentSpec | None:
         if version is not None:
@@ -247,6 +250,15 @@ class MemoryStore:
     async def agents(self) -> list[AgentSpec]:
         latest = {name: spec for (name, _), spec in self._agents.items()}
         return [latest[name] for name in sorted(latest)]
+
+    async def agent_versions(self, name: str | None = None) -> list[AgentVersion]:
+        newest = reversed(self._agents.items())
+        found = [
+            AgentVersion(version, self._registered[known, version], spec)
+            for (known, version), spec in newest
+            if name in (None, known)
+        ]
+        return sorted(found, key=lambda one: one.spec.name)
 
     # -- views ---------------------------------------------------------------------------------------------------------
 

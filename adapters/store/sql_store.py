@@ -32,6 +32,7 @@ from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Tran
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import NewRun
 from toolfleet.schemas.views import (
+    AgentVersion,
     CachedResult,
     CallView,
     Conversation,
@@ -157,6 +158,9 @@ class SqlStore:
 
     async def agents(self) -> list[AgentSpec]:
         return await self._read(agent_rows.latest)
+
+    async def agent_versions(self, name: str | None = None) -> list[AgentVersion]:
+        return await self._read(agent_rows.versions, name)
 
     # -- views ---------------------------------------------------------------------------------------------------------
 

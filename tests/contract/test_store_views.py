@@ -59,6 +59,15 @@ def test_the_agent_registered_last_is_the_current_one(open_bench: OpenBench, tmp
         assert await bench.store.agent("desk", "none") is None
         restored = await bench.store.agent("desk")
         assert restored is not None and restored.version == old.version
+        versions = await bench.store.agent_versions()
+        assert [(one.spec.name, one.version) for one in versions] == [
+            ("aide", other.version),
+            ("desk", old.version),
+            ("desk", new.version),
+        ]
+        assert all(one.registered_at is not None for one in versions)
+        assert [one.spec for one in await bench.store.agent_versions("desk")] == [old, new]
+        assert await bench.store.agent_versions("nobody") == []
         await bench.store.register_agents([])
 
     play(story, open_bench, tmp_path)

@@ -162,12 +162,12 @@ def _print_result(result: RunResult, *, as_json: bool) -> None:
     if as_json:
         print_json(shapes.result(result))
         return
-    if result.output is not None:
+    if result.output_text is not None:
         # A file or a program gets the text as it is; a terminal does not get to obey it.
         shown: Callable[[str], str] = (
             (lambda text: printable(text, lines=True)) if sys.stdout.isatty() else (lambda text: text)
         )
-        print_text(shown(result.output))
+        print_text(shown(result.output_text))
     if not result.ok:
         reason = f" ({result.reason})" if result.reason else ""
         note(f"run {result.run_id} ended {result.status.value}{reason}")

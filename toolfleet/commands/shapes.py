@@ -51,6 +51,8 @@ def call_result(one: CallResult) -> dict[str, Any]:
 
 def run(view: RunView) -> dict[str, Any]:
     """A run as it is now. Of its context only the names: the values may be secrets."""
+    from toolfleet.client import output_of
+
     info, state = view.info, view.state
     used = state.counters
     return {
@@ -60,7 +62,7 @@ def run(view: RunView) -> dict[str, Any]:
         "status": state.status.value,
         "reason": state.reason,
         "input": info.input,
-        "output": state.output,
+        "output": output_of(state),
         "lane": state.lane.value,
         "tenant": info.tenant,
         "previous_run_id": info.previous_run_id,

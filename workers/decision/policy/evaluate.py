@@ -67,7 +67,7 @@ def candidates(agent: AgentSpec, state: RunState, given: Given) -> Candidates:
         if why is not None:
             excluded[tool.name] = why
     left = [tool.name for tool in agent.tools if tool.name not in excluded]
-    policy, band = agent.control, _band(len(left))
+    policy, band = agent.control, band_of(len(left))
     if policy.top_k is not None and len(left) > policy.top_k:
         kept = _kept(agent, state)
         chosen = _retrieved(agent, left, given.said, kept, policy.top_k)
@@ -211,7 +211,7 @@ def _parallel(agent: AgentSpec, allowed: list[str]) -> bool:
     return not needed & set(allowed)
 
 
-def _band(count: int) -> Band:
+def band_of(count: int) -> Band:
     """DESIGN section 10: up to 10 fine, 11 to 20 noted, above that retrieve, or be warned."""
     if count <= TOOLS_NOTED_ABOVE:
         return "fine"
