@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -19,7 +20,7 @@ from toolfleet.schemas.limits import ARGUMENTS_BYTES_MAX
 from toolfleet.schemas.model import Finish, ModelReply, RawCall
 from toolfleet.schemas.outcomes import CallOutcome, Tier
 from toolfleet.schemas.tools import ToolSpec
-from toolfleet.workers.decision.arguments import closed
+from toolfleet.workers.decision.arguments import Invalid, Unusable, Valid, closed, read_arguments
 from toolfleet.workers.decision.reply import item_calls, propose
 
 RUN = RunId("run_0")
@@ -413,3 +414,34 @@ def test_a_notice_changes_no_other_byte() -> None:
 
 def test_a_message_no_json_can_hold_is_made_readable() -> None:
     assert json.loads(error(outcome=CallOutcome.FAILED, message="a\ud800b"))["message"] == "a?b"
+
+
+def _doubling(levels: int) -> dict[str, Any]:
+    """Definitions of two references each: written out, 2^levels schemas."""
+    definitions: dict[str, Any] = {
+        f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}, {"$ref": f"#/$defs/a{n + 1}"}]}
+        for n in range(levels)
+    }
+    definitions[f"a{levels}"] = {"type": "string"}
+    return {"type": "object", "properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": definitions}
+
+
+def test_a_schema_that_unfolds_without_measure_is_not_used() -> None:
+    assert isinstance(read_arguments('{"x": 5}', _tool("t", _doubling(30))), Unusable)
+    assert isinstance(read_arguments('{"x": "a"}', _tool("t", _doubling(8))), Valid)
+
+
+@pytest.mark.parametrize("levels", [3, 60])
+def test_a_value_that_is_wrong_in_countless_ways_is_refused_at_once(levels: int) -> None:
+    """A union that leads to itself twice doubles what there is to say at each level of the value."""
+    inner = {"type": "array", "items": {"$ref": "#/$defs/a"}}
+    nested = {"anyOf": [{**inner, "minItems": 1}, {**inner, "maxItems": 5}]}
+    spec = _tool("t", {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": nested}})
+
+    started = time.process_time()
+    read = read_arguments('{"x": ' + "[" * levels + "5" + "]" * levels + "}", spec)
+
+    assert time.process_time() - started < 1.0
+    assert isinstance(read, Invalid)
+    assert bool(read.field_errors) is (levels == 3)
+    assert ("Correct the fields named" in read.message) is (levels == 3)

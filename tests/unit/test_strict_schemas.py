@@ -576,3 +576,25 @@ def test_a_hostile_pattern_costs_no_time(pattern: str) -> None:
 
     assert time.process_time() - started < 2.0
     assert isinstance(read, Invalid)
+
+
+def test_a_schema_that_unfolds_without_measure_is_refused_at_once() -> None:
+    doubling: dict[str, Any] = {
+        f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}, {"$ref": f"#/$defs/a{n + 1}"}]} for n in range(40)
+    }
+    doubling["a40"] = {"type": "string"}
+
+    started = time.process_time()
+    refusal = _refusal({**_with(a={"$ref": "#/$defs/a0"}), "$defs": doubling})
+
+    assert refusal.rule == "too_large"
+    assert time.process_time() - started < 1.0
+
+
+def test_parts_that_lead_to_each_other_endlessly_are_refused() -> None:
+    one = {"allOf": [{"type": "object"}, {"type": "object", "additionalProperties": {"$ref": "#/$defs/one"}}]}
+    two = {"type": "object", "additionalProperties": {"allOf": [{"$ref": "#/$defs/one"}, {"type": "object"}]}}
+
+    refusal = _refusal({**_with(a={"allOf": [one, two]}), "$defs": {"one": {"allOf": [one, two]}}})
+
+    assert refusal.rule in ("too_deep", "too_large")

@@ -17,12 +17,15 @@ from typing import Any, Final, NoReturn
 import jsonschema_rs
 import rfc8785
 
+from toolfleet.schemas.dialects import UNFOLDED_MAX, unfolded_size
 from toolfleet.schemas.limits import ARGUMENTS_BYTES_MAX
 from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.tools import ToolSpec
+from toolfleet.workers.decision.effort import is_listable
 
 DEPTH_MAX: Final = 64  # deeper than any real schema, and far from Python's recursion limit
 FIELD_ERRORS_MAX: Final = 10
+EVALUATIONS_MAX: Final = 5_000  # of schemas and places, for a list of what is wrong: some 10 ms
 FIELD_ERROR_CHARS_MAX: Final = 300
 _REPAIRED_TIERS: Final = (Tier.LOW, Tier.MEDIUM)  # above, what is not clean is asked for again
 _MASK: Final = "the value"  # stands for the value in messages: no payload in them, however large it is
@@ -70,11 +73,13 @@ def read_arguments(text: str | None, spec: ToolSpec) -> Valid | Invalid | Unusab
     validator = _validator(_schema_bytes(spec.parameters))
     if validator is None:
         return Unusable(f"The definition of {spec.name} is broken, so it cannot be called.")
-    errors = tuple(_field_errors(validator, value))
-    if errors:
+    if not validator.is_valid(value):
+        errors = _listed_errors(validator, spec.parameters, value)
+        named = (
+            "Correct the fields named" if errors else "Read its parameters again, write simpler arguments,"
+        )
         return Invalid(
-            f"The arguments of {spec.name} do not fit its parameters. Correct the fields named and call again.",
-            errors,
+            f"The arguments of {spec.name} do not fit its parameters. {named} and call again.", errors
         )
     if repaired and spec.tier not in _REPAIRED_TIERS:
         return Invalid(
@@ -231,9 +236,21 @@ def _schema_bytes(schema: Mapping[str, Any]) -> str:
 def _validator(schema_text: str) -> jsonschema_rs.Validator | None:
     """The compiled validator, or None where the schema is broken. Looks nothing up outside (`offline`)."""
     try:
-        return jsonschema_rs.validator_for(closed(json.loads(schema_text)), mask=_MASK, offline=True)
+        schema = json.loads(schema_text)
+        if unfolded_size(schema) > UNFOLDED_MAX:
+            return None
+        return jsonschema_rs.validator_for(closed(schema), mask=_MASK, offline=True)
     except (ValueError, jsonschema_rs.ReferencingError):
         return None
+
+
+def _listed_errors(
+    validator: jsonschema_rs.Validator, schema: Mapping[str, Any], value: dict[str, Any]
+) -> tuple[Mapping[str, str], ...]:
+    """What is wrong where; nothing where that would be without measure."""
+    if not is_listable(schema, value, EVALUATIONS_MAX):
+        return ()
+    return tuple(_field_errors(validator, value))
 
 
 def _field_errors(validator: jsonschema_rs.Validator, value: dict[str, Any]) -> Iterator[dict[str, str]]:

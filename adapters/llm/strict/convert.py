@@ -132,6 +132,10 @@ class Converter(Values):
     def inner(self, node: Schema | bool, path: str) -> Part:
         """The strict form of a place inside the value that is being converted."""
         self._level += 1
+        if self._level > DEPTH_MAX:
+            raise SchemaRefused(
+                path, "too_deep", "it is nested too deeply, or its parts lead to each other endlessly"
+            )
         try:
             return self.part(node, path)
         finally:

@@ -27,7 +27,7 @@ from toolfleet.adapters.llm.strict.convert import convert
 from toolfleet.adapters.llm.strict.limits import size_of
 from toolfleet.adapters.llm.strict.names import wire_name
 from toolfleet.adapters.llm.strict.profiles import StrictProfile
-from toolfleet.schemas.dialects import Note, Schema, SchemaRefused, plain
+from toolfleet.schemas.dialects import UNFOLDED_MAX, Note, Schema, SchemaRefused, plain, unfolded_size
 from toolfleet.schemas.tool_text import model_parameters
 from toolfleet.schemas.tools import ToolSpec
 
@@ -167,6 +167,8 @@ def _cached(text: str, profile: StrictProfile) -> StrictSchema:
 
 def _converted(schema: Schema, profile: StrictProfile) -> StrictSchema:
     read = plain(schema)
+    if unfolded_size(read.schema) > UNFOLDED_MAX:
+        raise SchemaRefused("", "too_large", f"written out it is more than {UNFOLDED_MAX} schemas")
     unresolved = None
     try:
         # What strict mode cannot say is checked here: a schema that cannot be compiled would check nothing.
