@@ -12,12 +12,12 @@ PAGE_CHARS_MAX: Final = 12_000
 
 READ_RESULT: Final = ToolSpec(
     name="read_result",
-    description="Reads on in the result of an earlier tool call of this request that was too long to be shown whole.",
+    description="Reads on in the result of an earlier tool call of this conversation that was too long to be shown whole.",
     use_when=("a result says that it was cut or shortened, and what you need is not in the part you have",),
     not_when=("the result was shown whole", "asking the tool again for less would do"),
     edge_cases=(
         "an offset at or after the end gives an empty text",
-        "a reference this request does not have is answered with reason_code unknown_reference",
+        "a reference this conversation does not have is answered with reason_code unknown_reference",
     ),
     returns="the text from offset on, total_chars, and next_offset (null at the end)",
     parameters={

@@ -97,7 +97,7 @@ def omitted(content: str, *, reference: str) -> str:
         "status": old.get("status", SUCCESS),
         "data_omitted": True,
         "reference": reference,
-        "message": "Left out of this request to save room. The result is stored under the reference.",
+        "message": "Left out of this request to save room. read_result reads it, where you have that tool.",
     }
     return _text(fields)
 

@@ -201,7 +201,8 @@ class RunStore(Protocol):
         ...
 
     async def full_result(self, run_id: str, call_id: str) -> str | None:
-        """The whole data of that call of that run, where the model got less; None: there is no more, or no such call."""
+        """What that call came to: the whole data where the model got less of it, else the envelope it got. The call is of
+        that run or of an earlier one of its conversation, of the same tenant; None: there is no such call."""
         ...
 
     async def cached_result(self, key: str) -> CachedResult | None: ...
@@ -384,7 +385,8 @@ class StoredResults(Protocol):
     """Whole results of a run, for who reads on in one."""
 
     async def full_result(self, run_id: str, call_id: str) -> str | None:
-        """The whole data of that call of that run, where the model got less; None: there is no more, or no such call."""
+        """What that call came to: the whole data where the model got less of it, else the envelope it got. The call is of
+        that run or of an earlier one of its conversation, of the same tenant; None: there is no such call."""
         ...
 
 

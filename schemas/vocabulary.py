@@ -39,6 +39,9 @@ class ResultEnvelope(BaseModel):
     data_truncated: Literal[True] | None = Field(
         default=None, description="`data` is only the beginning of the result, as text"
     )
+    data_omitted: Literal[True] | None = Field(
+        default=None, description="an old result, left out of this request to save room"
+    )
     reference: str | None = Field(
         default=None, description="where the whole result is kept; `read_result` reads on in it"
     )

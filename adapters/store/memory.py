@@ -327,8 +327,14 @@ class MemoryStore:
         return [(turn, result) for (turn, _), result in ordered]
 
     async def full_result(self, run_id: str, call_id: str) -> str | None:
-        found = await self.results(RunId(run_id))
-        return next((result.full for _, result in found if result.call_id == call_id), None)
+        run = self._runs.get(RunId(run_id))
+        tenant = None if run is None else run.new.tenant
+        while run is not None:
+            for (_, id_), result in run.results.items():
+                if id_ == call_id and run.new.tenant == tenant:
+                    return result.content if result.full is None else result.full
+            run = self._runs.get(run.new.previous_run_id or RunId(""))
+        return None
 
     async def cached_result(self, key: str) -> CachedResult | None:
         body, stored_at, expires_at = self._cached.get(key, ("", 0.0, 0.0))

@@ -112,8 +112,16 @@ RESULTS: Final = (
     .where(results.c.run_id == bindparam("run_id"))
     .order_by(results.c.turn, results.c.position)
 )
-FULL: Final = select(results.c.full_text).where(
-    results.c.run_id == bindparam("run_id"), results.c.call_id == bindparam("call_id")
+_asking = runs.alias("asking")
+FULL: Final = (
+    select(func.coalesce(results.c.full_text, results.c.content))
+    .join(runs, runs.c.id == results.c.run_id)
+    .join(_asking, _asking.c.id == bindparam("run_id"))
+    .where(
+        members(results.c.run_id, "run_ids"),
+        results.c.call_id == bindparam("call_id"),
+        runs.c.tenant == _asking.c.tenant,
+    )
 )
 STEPS: Final = select(steps).where(steps.c.run_id == bindparam("run_id")).order_by(steps.c.id)
 USAGE: Final = (
@@ -232,7 +240,9 @@ def call_results(connection: Connection, run_id: RunId) -> list[tuple[int, CallR
 
 
 def full_result(connection: Connection, run_id: str, call_id: str) -> str | None:
-    found: str | None = connection.execute(FULL, {"run_id": run_id, "call_id": call_id}).scalar_one_or_none()
+    chain = [id_ for (id_,) in connection.execute(ANCESTRY, {"run_id": run_id})]
+    asked = {"run_id": run_id, "run_ids": chain, "call_id": call_id}
+    found: str | None = connection.execute(FULL, asked).scalar_one_or_none()
     return found
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.contract.store_bench import (
+    OK_CONTENT,
     Bench,
     OpenBench,
     each_store,
+    lease,
     over_every_store,
     play,
+    replied,
     result_of,
     state_of,
 )
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.events import CallsSettled
-from toolfleet.schemas.ids import new_run_id
+from toolfleet.schemas.ids import new_run_id, new_token
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.schemas.views import DeadLetter
 
@@ -158,7 +161,7 @@ def test_now_is_the_time_of_the_store(open_bench: OpenBench, tmp_path: Path) -> 
     play(story, open_bench, tmp_path)
 
 
-def test_the_whole_of_a_result_is_found_by_its_run_and_call_and_by_no_other_run(
+def test_a_result_is_found_by_its_call_in_its_conversation_and_in_no_other(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     async def story(bench: Bench) -> None:
@@ -166,12 +169,18 @@ def test_the_whole_of_a_result_is_found_by_its_run_and_call_and_by_no_other_run(
         other, _ = await bench.waiting(calls=1)
         long, short = state_of(applied).calls
         results = (result_of(long, full='"the whole"'), result_of(short))
-        await bench.apply(new.run_id, CallsSettled(results))
+        settled_ = state_of(await bench.apply(new.run_id, CallsSettled(results)))
+        token = new_token()
+        await bench.apply(new.run_id, lease(new.run_id, settled_.turn, token))
+        await bench.apply(new.run_id, replied(new.run_id, settled_.turn, token, text="done"))
+        following = await bench.accepted(previous_run_id=new.run_id)
 
-        assert await bench.store.full_result(new.run_id, long.call_id) == '"the whole"'
-        assert await bench.store.full_result(new.run_id, short.call_id) is None
+        for run_id in (new.run_id, following.run_id):
+            assert await bench.store.full_result(run_id, long.call_id) == '"the whole"'
+            assert await bench.store.full_result(run_id, short.call_id) == OK_CONTENT
         assert await bench.store.full_result(other.run_id, long.call_id) is None
         assert await bench.store.full_result(new.run_id, "call_nothing") is None
+        assert await bench.store.full_result("run_nothing", long.call_id) is None
 
     play(story, open_bench, tmp_path)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit import machine_builders as build
-from toolfleet.schemas.envelopes import error, success
+from toolfleet.schemas.envelopes import error, omitted, success
 from toolfleet.schemas.events import CallsSettled
 from toolfleet.schemas.outcomes import CallOutcome, RunStatus
 from toolfleet.schemas.records import StoreResult
@@ -128,4 +128,7 @@ def test_every_field_is_used_by_one_of_the_two() -> None:
         )
     )
 
+    made |= json.loads(omitted(success(b"1"), reference="r"))
+
     assert set(made) == set(NAMES)
+    assert ResultEnvelope.model_validate_json(omitted(success(b"1"), reference="r")).data_omitted

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.builtin_tools import READ_RESULT
 from toolfleet.schemas.contract import Prerequisite
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, ItemResult, MergeItem, UserItem
 from toolfleet.schemas.envelopes import error, success
@@ -349,3 +350,10 @@ def test_equal_prerequisites_are_said_in_words_a_model_can_follow() -> None:
     assert str(one) == (
         'create_draft with the same draft_id equal to its result.draft.id, whose result has state = "open"'
     )
+
+
+def test_a_result_may_be_read_on_in_by_the_reference_it_was_left_out_under() -> None:
+    agent = DESK.model_copy(update={"tools": (READ_RESULT,)})
+
+    assert _ask([USER, *LOOKED], "read_result", agent, reference="call_get_order_0").answer is None
+    assert _ask([USER, *LOOKED], "read_result", agent, reference="call_get_order_1").answer is not None

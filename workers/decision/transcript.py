@@ -67,6 +67,7 @@ class Transcript:
                 texts.append(item.text)
             elif isinstance(item, MergeItem):
                 for result in item.results:
+                    texts.append(result.call_id)  # what a result that is left out is referred to by
                     if result.outcome in _SAID_BY_TOOLS:  # other results are the runtime's words
                         texts.extend(_leaves(_told(orjson.loads(result.content))))
         return Said(texts)

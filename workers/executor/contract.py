@@ -242,7 +242,7 @@ def _clean(value: Any, secrets: Sequence[str]) -> Any:
 
 
 class _ReadResult:
-    """Reads on in a result of the same run; other runs' references are unknown here, whoever they belong to."""
+    """Reads on in a result of the same conversation; references of others are unknown here, whoever they belong to."""
 
     def __init__(self, results: StoredResults) -> None:
         self._results = results
@@ -257,10 +257,13 @@ class _ReadResult:
         if full is None:
             return ToolFailed(
                 "raised",
-                "This request has no longer result under that reference: it was shown whole, or is of another request.",
+                "This conversation has no result under that reference. References stand in results that were shortened.",
                 0.0,
                 code="business_error",
-                fields={"reason_code": "unknown_reference", "suggested_action": "use_the_result_as_shown"},
+                fields={
+                    "reason_code": "unknown_reference",
+                    "suggested_action": "use_a_reference_from_a_result",
+                },
             )
         page = full[offset : offset + int(arguments.get("length", PAGE_CHARS))]
         end = offset + len(page)
