@@ -137,13 +137,14 @@ class LocalGovernor:
 def _fill(lane: _Lane, quota: Quota, now: float) -> None:
     """Bring both buckets to now. Spread over the period, a hundredth of it at once; see reserve.lua for the reasons."""
     passed, period = now - (now if lane.at_s is None else lane.at_s), quota.period_s
+    share = min(0.05, max(0.01, 0.5 / period))
     if (most := quota.requests) is not None:
-        cap = max(1.0, min(most / 20, max(2.0, most / 100)))
+        cap = max(1.0, min(most / 20, max(2.0, most * share)))
         lane.requests.fill(most, cap, max(0.5, 0.98 * most - (cap - 1)) / period, passed)
     else:
         lane.requests.fill(None, 0.0, 0.0, 0.0)
     if (most := quota.tokens) is not None:
-        cap = max(1.0, most / 100)
+        cap = max(1.0, most * share)
         lane.tokens.fill(most, cap, max(0.5, 0.985 * most - cap) / period, passed)
     else:
         lane.tokens.fill(None, 0.0, 0.0, 0.0)

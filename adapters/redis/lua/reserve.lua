@@ -7,7 +7,8 @@
 --   ARGV   1 now in ms or ''  2 who asks  3 batch: 1 or 0  4 tokens  5 requests of the quota or -1
 --          6 tokens of the quota or -1  7 its period in ms
 --   gives  {'go', 0, now in ms}  {'wait' or 'paused', ms, now in ms}
--- Atomic. A quota is spread evenly over its period, with a hundredth of it at once at most, so that a provider sees
+-- Atomic. A quota is spread evenly over its period, with a hundredth of it at once at most (of a period below 50 s: what
+-- half a second of it is, a twentieth at most), so that a provider sees
 -- less than its limit in every window, and nobody waits for a period because somebody used it up at its beginning.
 -- Who needs more than that hundredth makes a debt that is paid before the next one. Who was refused is before who comes
 -- later, and every interactive one is before every batch one; batch calls leave half of the hundredth to them.
@@ -28,8 +29,9 @@ local function limit(given, said)
 end
 local most_r, most_t = limit(ARGV[5], facts[5]), limit(ARGV[6], facts[6])
 if not most_r and not most_t then return {'go', 0, now} end
-local cap_r = most_r and math.max(1, math.min(most_r / 20, math.max(2, most_r / 100))) or 0
-local cap_t = most_t and math.max(1, most_t / 100) or 0
+local share = math.min(0.05, math.max(0.01, 500 / period))
+local cap_r = most_r and math.max(1, math.min(most_r / 20, math.max(2, most_r * share))) or 0
+local cap_t = most_t and math.max(1, most_t * share) or 0
 local rate_r = most_r and math.max(0.5, 0.98 * most_r - (cap_r - 1)) / period or 0
 local rate_t = most_t and math.max(0.5, 0.985 * most_t - cap_t) / period or 0
 
