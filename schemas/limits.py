@@ -110,6 +110,7 @@ REPEAT_REUSES_AT = 2
 REPEAT_TELLS_AT = 3
 REPEAT_WITHDRAWS_AT = 4
 REPEAT_STOPS_AT = 5
+DRAFT_CHARS_MAX = 4000  # of what the model said beside calls: all that a run ended by a limit can give
 TOOLS_NOTED_ABOVE = 10
 TOOLS_WARNED_ABOVE = 20
 TOOLS_MAX = 128  # OpenAI's limit

@@ -79,6 +79,7 @@ class RunState:
     model_attempt: int = 0  # tries of the current turn's model call that were begun
     model_failures: int = 0  # of those, the ones the model's server failed
     model_index: int = 0  # 0 is the agent's own model, then its fallback models
+    draft: str | None = None  # what the model said last beside calls, cut at DRAFT_CHARS_MAX
     window: tuple[Signature, ...] = ()  # newest last, bounded
     withdrawn: tuple[str, ...] = ()  # tools no longer offered in this run
     came_back: tuple[

@@ -19,6 +19,9 @@ from tests import servers
 settings.register_profile("toolfleet", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("toolfleet")
 
+# Models of tests have no price; those that are about prices say so themselves.
+os.environ.setdefault("TOOLFLEET_UNPRICED", "ok")
+
 
 def require(kind: str) -> None:
     """Skip, or fail where TOOLFLEET_REQUIRE names it, when that server is not on this machine."""

@@ -28,6 +28,7 @@ from toolfleet.cache import open_cache, refuse_unsafe_cache
 from toolfleet.definitions import Registry
 from toolfleet.fault_points import armed
 from toolfleet.health import HealthServer
+from toolfleet.prices import refuse_unpriced
 from toolfleet.roles import Roles
 from toolfleet.schemas.errors import StoreUnavailable, UnsafeSettings
 from toolfleet.schemas.limits import DEFAULT_LIMITS
@@ -86,6 +87,7 @@ class EmbeddedFleet:
         self, registry: Registry, settings: Settings, model: ModelClient, *, store: SqlStore | None = None
     ) -> None:
         check_tiers(registry, settings)
+        refuse_unpriced(registry.agents.values(), settings, model)
         refuse_unsafe_numbers(settings)
         self._registry = registry
         self._settings = settings

@@ -364,17 +364,20 @@ class Fleet:
         return self._celery
 
     def _new_client(self, workers: EmbeddedFleet | Worker | None) -> Client:
-        from toolfleet.adapters.llm.prices import PriceTable
         from toolfleet.app import open_store
         from toolfleet.client import Client
+        from toolfleet.prices import price_table, refuse_unpriced_run
         from toolfleet.schemas.model import Usage
         from toolfleet.telemetry import Instruments
         from toolfleet.workers.decision.tokens import estimated_tokens
 
         # A process that only submits needs prices and no key, so it makes no model client.
-        prices = PriceTable(self.settings.openai_base_url) if self._model is None else self._model
+        prices = price_table(self.settings) if self._model is None else self._model
+        known = getattr(prices, "price_known", None)
 
         def reserve(agent: AgentSpec, size: int) -> float:
+            if known is not None:
+                refuse_unpriced_run(agent, self.settings, known)
             prompt = estimated_tokens(size + len(agent.model_dump_json()))
             return prices.cost_usd(
                 agent, Usage(input_tokens=prompt, output_tokens=agent.limits.output_tokens_max)
@@ -410,11 +413,13 @@ class Fleet:
         if self._model is not None:
             return self._model
         from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+        from toolfleet.prices import price_table
 
         key = self.settings.openai_api_key
         return OpenAIChatClient(
             base_url=self.settings.openai_base_url,
             api_key=None if key is None else key.get_secret_value(),
+            prices=price_table(self.settings),
         )
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:

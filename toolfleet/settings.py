@@ -7,6 +7,7 @@ OPENAI_BASE_URL and OPENAI_API_KEY.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError
@@ -51,6 +52,14 @@ class Settings(BaseSettings):
         default_factory=dict,
         description='by model ("*": every other): {"gpt-4.1-mini": {"requests": 500, "tokens": 200000}}, per minute; '
         "unset: what the provider says in its answers",
+    )
+    prices: Path | None = Field(
+        default=None,
+        description='JSON file of prices that go before the table: {"model": {"input_usd": 0.5, "output_usd": 1.5}}',
+    )
+    unpriced: Literal["refuse", "ok"] = Field(
+        default="refuse",
+        description="ok: a model without a known price costs nothing, and no limit of cost holds",
     )
     breaker_calls_min: int = Field(
         default=BREAKER_CALLS_MIN, ge=1, description="attempts within the window before a breaker may open"

@@ -18,6 +18,7 @@ from toolfleet.cache import open_cache, refuse_unsafe_cache
 from toolfleet.definitions import Registry
 from toolfleet.fault_points import armed
 from toolfleet.health import HealthServer
+from toolfleet.prices import refuse_unpriced
 from toolfleet.queues.topology import Role, queues_of
 from toolfleet.roles import ALL_ROLES, KEEPER, Roles
 from toolfleet.schemas.errors import InputError, StoreUnavailable
@@ -65,6 +66,8 @@ class Worker:
         self.queues = tuple(name for name in ALL_ROLES if name in queues)
         decides = not set(self.queues).isdisjoint(queues_of(Role.DECISION))
         self._model = make_model() if decides else None  # the others need no key
+        if self._model is not None:
+            refuse_unpriced(registry.agents.values(), settings, self._model)
         self._on_stuck = on_stuck
         self._roles: Roles | None = None
         self._layer: MessageLayer | None = None

@@ -56,6 +56,7 @@ class OpenAIChatClient:
         project: str | None = None,
         profile: Profile | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        prices: PriceTable | None = None,
     ) -> None:
         """Raises UnsafeSettings: a base URL that is none, no key for a server that is not on this machine."""
         self._base_url = base_url or DEFAULT_BASE_URL
@@ -73,7 +74,7 @@ class OpenAIChatClient:
         self._project = project
         self._connections_max = connections_max
         self._renderer = ChatRenderer(profile or profile_for(self._base_url))
-        self._prices = PriceTable(self._base_url)
+        self._prices = prices or PriceTable(self._base_url)
         self._client: openai.AsyncOpenAI | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 

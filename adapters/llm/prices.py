@@ -6,7 +6,9 @@ Only its rates are taken from the table, once per model: its own calculation cos
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from toolfleet.schemas.agents import AgentSpec, Price
@@ -41,8 +43,12 @@ class Rates:
 class PriceTable:
     """Prices of the models at one server."""
 
-    def __init__(self, base_url: str | None = None) -> None:
+    def __init__(
+        self, base_url: str | None = None, *, overrides: Mapping[str, Price] = MappingProxyType({})
+    ) -> None:
+        """`overrides`: the operator's prices, by model; they go before the table and after an agent's own."""
         self._base_url = base_url
+        self._overrides = overrides
         self._rates: OrderedDict[str, Rates | None] = OrderedDict()
 
     def cost_usd(self, agent: AgentSpec, usage: Usage) -> float:
@@ -57,6 +63,8 @@ class PriceTable:
     def rates(self, agent: AgentSpec) -> Rates | None:
         if agent.price is not None:
             return _declared(agent.price)
+        if agent.model in self._overrides:
+            return _declared(self._overrides[agent.model])
         if agent.model not in self._rates:
             self._rates[agent.model] = _tabled(agent.model, self._base_url)
             if len(self._rates) > _MODELS_MAX:

@@ -45,6 +45,7 @@ def run_values(state: RunState, now: float) -> dict[str, Any]:
         "model_attempt": state.model_attempt,
         "model_failures": state.model_failures,
         "model_index": state.model_index,
+        "draft": state.draft,
         "withdrawn": state.withdrawn,
         "came_back": state.came_back,
         "succeeded": state.succeeded,
@@ -130,6 +131,7 @@ def run_state(row: Row, calls: Sequence[CallState], commands: Sequence[CommandRo
         counters=_counters(row, rest),
         model_attempt=rest["model_attempt"],
         model_failures=rest["model_failures"],
+        draft=rest.get("draft"),
         model_index=rest.get("model_index", 0),  # runs stored before there were fallback models have none
         window=tuple(Signature(*entry) for entry in orjson.loads(row["signatures"])),
         withdrawn=tuple(rest["withdrawn"]),

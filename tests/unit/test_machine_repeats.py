@@ -66,19 +66,22 @@ def _reuses(step: Step) -> list[ReuseResult]:
         (effect(0), CallOutcome.BUSINESS_ERROR),
     ],
 )
-def test_a_call_that_cannot_be_reused_runs_four_times_and_is_then_withdrawn(
+def test_a_call_that_cannot_be_reused_runs_three_times_is_withdrawn_and_then_stops_the_run(
     call: ProposedCall, outcome: CallOutcome
 ) -> None:
     state, _ = with_calls([call], LONG)
 
-    for made in (2, 3, 4):
+    for _ in (2, 3):
         step = _ask(_settle(state, outcome), [call])
         state = step.state
         assert [one.open for one in state.calls] == [True] and not _reuses(step)
-        assert bool(state.withdrawn) == (made == 4)
+        assert not state.withdrawn
 
     state = _ask(_settle(state, outcome), [call]).state
-    assert state.status is RunStatus.QUEUED  # answered: no longer available
+    assert state.withdrawn == (call.tool,) and state.status is RunStatus.QUEUED  # answered, not run
+
+    state = _ask(state, [call]).state
+    assert (state.status, state.reason) == (RunStatus.LIMIT_REACHED, "repeated_call")
 
 
 @pytest.mark.parametrize("call", [READ, effect(0)])

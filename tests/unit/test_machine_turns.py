@@ -177,7 +177,8 @@ def test_equal_reads_are_reused_told_withdrawn_and_stopped() -> None:
     assert told[0] == "" and "3 times" in told[1] and "withdrawn" in told[2]
     assert state.withdrawn == ("tool0",)
     state, _ = next_turn(state, [proposed(0), proposed(1)])
-    assert [call.outcome for call in state.calls] == [CallOutcome.NOT_AVAILABLE, None]
+    assert [call.outcome for call in state.calls] == [CallOutcome.NOT_RUN, CallOutcome.NOT_RUN]
+    assert (state.status, state.reason) == (RunStatus.LIMIT_REACHED, "repeated_call")
 
 
 def test_a_read_after_an_effect_is_run_again() -> None:

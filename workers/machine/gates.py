@@ -82,10 +82,13 @@ def _verdict(state: RunState, proposed: ProposedCall, event: ModelReplied, tally
     call = call_state(state, proposed)
     if proposed.answer is not None:
         return Verdict(call, answer=replace(proposed.answer, call_id=call.call_id, index=call.index))
-    refused = _limits(state, call, tally) or outside(event, call) or _withdrawn(call, tally)
+    made = limits.times_made(state.window, call.signature) + 1
+    stops = made >= REPEAT_STOPS_AT and not call.repeatable  # whether or not it was withdrawn before
+    refused = _limits(state, call, tally) or (
+        None if stops else outside(event, call) or _withdrawn(call, tally)
+    )
     if refused is not None:
         return Verdict(call, answer=refused)
-    made = limits.times_made(state.window, call.signature) + 1
     repeated = _repeat(state, call, made, tally)
     if repeated is not None:
         return repeated
@@ -134,13 +137,23 @@ def _repeat(state: RunState, call: CallState, made: int, tally: _Tally) -> Verdi
         tally.withdrawn.add(call.tool)
     source = None if call.effect else limits.reusable(state.window, call.signature)
     if source is None:
-        return None
+        return _told(call, made) if made >= REPEAT_WITHDRAWS_AT else None
     notice = ""
     if made >= REPEAT_TELLS_AT:
         notice = f"You have made this very call {made} times; the result is the same. Use it, or do something else."
     if made >= REPEAT_WITHDRAWS_AT:
         notice += f" {call.tool} is withdrawn for the rest of this run."
     return Verdict(call, reuse=Reuse(source.call_id, notice))
+
+
+def _told(call: CallState, made: int) -> Verdict:
+    """A call that never came to anything that can be reused is not tried a fourth time."""
+    message = f"not run: this very call was made {made} times, and {call.tool} is withdrawn for the rest of this run"
+    content = error(outcome=CallOutcome.NOT_AVAILABLE, reason=ReasonCode.REPEATED_CALL, message=message)
+    answer = CallResult(
+        call.call_id, call.index, CallOutcome.NOT_AVAILABLE, content, reason=ReasonCode.REPEATED_CALL
+    )
+    return Verdict(call, answer=answer)
 
 
 def not_run(call: CallState, reason: str, message: str, *, by_model: bool = False) -> CallResult:

@@ -53,7 +53,8 @@ def limit_sentence(state: RunState, reason: str) -> str:
         if tried
         else " No tool call was finished before that."
     )
-    return f"I had to stop: {cause}.{work}"
+    found = f" What I had so far: {state.draft.strip()}" if state.draft else ""
+    return f"I had to stop: {cause}.{work}{found}"
 
 
 def times_made(window: tuple[Signature, ...], signature: str) -> int:

@@ -17,7 +17,7 @@ from toolfleet.schemas.events import (
     Submitted,
 )
 from toolfleet.schemas.ids import LeaseToken, call_command_id
-from toolfleet.schemas.limits import LOST_MARGIN_S
+from toolfleet.schemas.limits import DRAFT_CHARS_MAX, LOST_MARGIN_S
 from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, RunStatus, TurnPhase
 from toolfleet.schemas.records import AppendStep, CloseUsage, OpenUsage, ReuseResult, Step
 from toolfleet.schemas.results import CallResult
@@ -242,6 +242,8 @@ def _ruled(facts: StepFacts) -> dict[str, object]:
 def _emit_calls(draft: Draft, event: ModelReplied) -> None:
     gated = gate(draft.state, event)
     _append_reply(draft, event, gated)
+    if event.reply.text and event.reply.text.strip():
+        draft.change(draft=event.reply.text[:DRAFT_CHARS_MAX])
     draft.change(
         phase=TurnPhase.CALLS,
         status=RunStatus.WAITING,
