@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from toolfleet.schemas.context import ContextPolicy
@@ -14,7 +12,7 @@ from toolfleet.schemas.control import CHOICES, NONE, REQUIRED, ControlPolicy
 from toolfleet.schemas.limits import DEFAULT_LIMITS, Limits
 from toolfleet.schemas.outcomes import Lane
 from toolfleet.schemas.output import OutputSpec
-from toolfleet.schemas.tools import ToolSpec
+from toolfleet.schemas.tools import ToolSpec, digest
 
 # Fields of a request that decide what the model may do and what it is told; one way to set each of them.
 _OURS = frozenset(
@@ -163,12 +161,12 @@ class AgentSpec(BaseModel):
     @cached_property
     def version(self) -> str:
         """Hash of the whole definition, 16 hex digits."""
-        return _digest(self.model_dump(mode="json"))
+        return digest(self.model_dump(mode="json"))
 
     @cached_property
     def prompt_version(self) -> str:
         """Hash of what the model reads beside the tools: instructions, rules, examples, sampling, model, output."""
-        return _digest(
+        return digest(
             self.model_dump(
                 mode="json",
                 include={
@@ -188,7 +186,7 @@ class AgentSpec(BaseModel):
     @cached_property
     def toolset_version(self) -> str:
         """Hash of the tool definitions, in their order, and of the rules about them."""
-        return _digest(
+        return digest(
             self.model_dump(mode="json", include={"tools", "tool_choice", "parallel_tool_calls", "control"})
         )
 
@@ -214,7 +212,3 @@ def _check_control(control: ControlPolicy, tool_choice: str, tools: tuple[ToolSp
         if not free:
             raise ValueError(f"what its tools require goes round in a circle: {', '.join(sorted(waiting))}")
         waiting = {name: needed for name, needed in waiting.items() if name not in free}
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(rfc8785.dumps(value)).hexdigest()[:16]

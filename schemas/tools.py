@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import rfc8785
@@ -151,7 +153,26 @@ class ToolSpec(BaseModel):
     @property
     def version(self) -> str:
         """Hash of the whole contract, 16 hex digits."""
-        return hashlib.sha256(rfc8785.dumps(self.model_dump(mode="json"))).hexdigest()[:16]
+        return digest(self.model_dump(mode="json"))
+
+    @cached_property
+    def schema_hash(self) -> str:
+        """Hash of what a call of it rests on: parameters, tier, effect, what is injected. Texts may change freely."""
+        return digest(
+            self.model_dump(
+                mode="json", include={"name", "parameters", "tier", "effect", "idempotent", "injected"}
+            )
+        )
+
+
+def digest(value: Any) -> str:
+    """Hash of a JSON value, 16 hex digits: of its RFC 8785 text, or of sorted keys where it has none (integers beyond
+    2^53, which limits of real schemas are)."""
+    try:
+        text = rfc8785.dumps(value)
+    except rfc8785.CanonicalizationError:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, Final, assert_never
 
 import orjson
 
+from toolfleet.adapters.llm.output_form import form_of
 from toolfleet.adapters.llm.profiles import ANTHROPIC, Profile
 from toolfleet.adapters.llm.rendering import (
     Message,
@@ -22,7 +23,6 @@ from toolfleet.adapters.llm.rendering import (
     sent_arguments,
     sent_tools,
     system_text,
-    told_to_api,
     user_of,
     wire_ids,
 )
@@ -126,8 +126,9 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
         options["temperature"] = min(agent.temperature, 1.0)  # its scale ends there
     if agent.top_p is not None:
         options["top_p"] = agent.top_p
-    if request.output is not None and told_to_api(request.output, profile):
-        options["output_config"] = {"format": {"type": "json_schema", "schema": request.output.schema_}}
+    form = None if request.output is None else form_of(request.output, profile)
+    if request.output is not None and form is not None:
+        options["output_config"] = {"format": {"type": "json_schema", "schema": form.schema}}
     if sent_tools(request, profile) or agent.provider_options.get("tools"):
         options["tool_choice"] = _tool_choice(request, profile)
     user = user_of(request, profile)

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import orjson
 
+from toolfleet.adapters.llm.output_form import form_of
 from toolfleet.adapters.llm.profiles import Profile
 from toolfleet.adapters.llm.strict_json import dumps
 from toolfleet.adapters.llm.tool_forms import ToolForms, forms_of
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import ItemCall, UserItem
 from toolfleet.schemas.model import ModelReply, ModelRequest
-from toolfleet.schemas.output import OutputSpec
 from toolfleet.schemas.tools import ToolSpec
 
 # Versions of agents one process serves at a time; more cost a new rendering, no more.
@@ -53,8 +53,12 @@ class Renderer:
         return b"".join((prefix, separator, history, b"],", options[1:]))
 
     def restored(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
-        """The reply to that request with the names and arguments of the tools themselves."""
-        return self._known(request).forms.restored(reply)
+        """The reply to that request with names, arguments and answer as tools and agent declared them."""
+        reply = self._known(request).forms.restored(reply)
+        form = None if request.output is None else form_of(request.output, self.profile)
+        if form is None or reply.text is None or reply.calls:
+            return reply
+        return replace(reply, text=form.restored(reply.text))
 
     @abstractmethod
     def prefix(self, agent: AgentSpec, forms: ToolForms) -> dict[str, Any]:
@@ -134,29 +138,11 @@ def sent_tools(request: ModelRequest, profile: Profile) -> tuple[ToolSpec, ...]:
 
 def system_text(agent: AgentSpec, profile: Profile) -> str:
     """Instructions and rules, and the shape of the answer where the API has no other place for it."""
-    if agent.output is None or told_to_api(agent.output, profile):
+    if agent.output is None or form_of(agent.output, profile) is not None:
         return agent.system_text
     schema = dumps(agent.output.schema_).decode()
     told = f"Give your final answer as nothing but a JSON object that fits this JSON Schema:\n{schema}"
     return f"{agent.system_text}\n\n{told}" if agent.system_text else told
-
-
-def told_to_api(output: OutputSpec, profile: Profile) -> bool:
-    """Whether the shape of the answer goes into a field of the request. Anthropic takes closed schemas only (400)."""
-    return profile.output_schema and (profile.wire != "messages" or strict_as_it_is(output.schema_))
-
-
-def strict_as_it_is(schema: Any) -> bool:
-    """Whether every object in the schema is closed and requires all it has: what strict mode demands."""
-    if isinstance(schema, list):
-        return all(strict_as_it_is(one) for one in schema)
-    if not isinstance(schema, dict):
-        return True
-    if schema.get("type") == "object":
-        names = set(schema.get("properties", {}))
-        if schema.get("additionalProperties") is not False or set(schema.get("required", ())) != names:
-            return False
-    return not {"oneOf", "allOf", "not"} & schema.keys() and all(map(strict_as_it_is, schema.values()))
 
 
 def sent_arguments(raw: Any, ours: str) -> str:

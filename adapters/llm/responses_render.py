@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, assert_never
 
+from toolfleet.adapters.llm.output_form import OutputForm, form_of
 from toolfleet.adapters.llm.profiles import OPENAI_RESPONSES, Profile
 from toolfleet.adapters.llm.rendering import (
     Message,
@@ -19,9 +20,7 @@ from toolfleet.adapters.llm.rendering import (
     model_name,
     sent_arguments,
     sent_tools,
-    strict_as_it_is,
     system_text,
-    told_to_api,
     user_of,
     wire_ids,
 )
@@ -114,8 +113,9 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
         options["temperature"] = agent.temperature
     if agent.top_p is not None and not model.startswith(profile.no_sampling_models or "\0"):
         options["top_p"] = agent.top_p
-    if request.output is not None and told_to_api(request.output, profile):
-        options["text"] = {"format": _format(request.output)}
+    form = None if request.output is None else form_of(request.output, profile)
+    if request.output is not None and form is not None:
+        options["text"] = {"format": _format(request.output, form)}
     if request.cache_key and profile.cache_key:
         options["prompt_cache_key"] = request.cache_key
     if sent_tools(request, profile) or agent.provider_options.get("tools"):
@@ -128,9 +128,9 @@ def rendered_options(request: ModelRequest, profile: Profile) -> dict[str, Any]:
     return options
 
 
-def _format(output: OutputSpec) -> dict[str, Any]:
-    shape: dict[str, Any] = {"type": "json_schema", "name": output.name, "schema": output.schema_}
-    shape["strict"] = strict_as_it_is(output.schema_)
+def _format(output: OutputSpec, form: OutputForm) -> dict[str, Any]:
+    shape: dict[str, Any] = {"type": "json_schema", "name": output.name, "schema": form.schema}
+    shape["strict"] = form.strict
     if output.description:
         shape["description"] = output.description
     return shape

@@ -325,3 +325,42 @@ def test_runs_in_flight_keep_the_version_they_were_accepted_under(tmp_path: Path
             after = new.submit("desk", "from after it").wait(timeout_s=WAIT_S)
 
     assert before.output == "The old rules." and after.output == "The new rules."
+
+
+def test_a_tool_that_was_changed_under_a_run_in_flight_is_not_run_for_it(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    async def answer(request: web.Request, count: int) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        said = body["messages"][-1]["content"]
+        return web.json_response(_completion(_calls("look") if said == "go" else {"content": said}))
+
+    def declare(url: str, *, tier: str, description: str) -> Fleet:
+        fleet = Fleet(f"sqlite:///{tmp_path / 'fleet.db'}", model=OpenAIChatClient(base_url=url, api_key="k"))
+
+        @fleet.tool(tier=tier, description=description)
+        async def look(n: int) -> str:
+            ran.append(description)
+            return f"seen {n}"
+
+        fleet.agent("desk", model="m", tools=[look])
+        return fleet
+
+    with _served(answer) as (url, _):
+        old = declare(url, tier="low", description="old")
+        with old:
+            old.submit("desk", "warm up").wait(timeout_s=WAIT_S)
+        waiting = old.submit("desk", "go")
+        old.stop()
+        with declare(url, tier="low", description="other words") as new:
+            fine = new.wait(waiting.id, timeout_s=WAIT_S)
+            again = new.submit("desk", "go")
+            again.wait(timeout_s=WAIT_S)
+        late = new.submit("desk", "go")
+        new.stop()
+        with declare(url, tier="medium", description="raised") as raised:
+            refused = raised.wait(late.id, timeout_s=WAIT_S)
+
+    assert [r.outcome for r in fine.results] == ["ok"], "other words are no other tool"
+    assert [(r.outcome, r.reason) for r in refused.results] == [("failed", "tool_changed")]
+    assert ran == ["other words", "other words"]

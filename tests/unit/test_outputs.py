@@ -20,7 +20,7 @@ from toolfleet.outputs import Decision, decision_output, output_spec, parsed_as
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import UserItem
 from toolfleet.schemas.errors import InputError, InvalidDefinition
-from toolfleet.schemas.model import ModelRequest
+from toolfleet.schemas.model import ModelReply, ModelRequest
 from toolfleet.schemas.outcomes import RunStatus
 from toolfleet.schemas.output import OutputSpec
 from toolfleet.workers.decision.output import read_output
@@ -197,14 +197,51 @@ def test_each_api_is_told_the_shape_in_its_own_place() -> None:
 
     assert chat["response_format"]["type"] == responses["text"]["format"]["type"] == "json_schema"
     assert chat["response_format"]["json_schema"]["strict"] is True
-    assert responses["text"]["format"]["schema"] == strict.schema_
-    assert messages["output_config"]["format"]["schema"] == strict.schema_
+    assert responses["text"]["format"]["strict"] is True
+    assert messages["output_config"]["format"]["schema"]["additionalProperties"] is False
     assert "response_format" not in generic
     assert "JSON Schema" in generic["messages"][0]["content"], "who takes no schema is told in words"
     assert chat["prompt_cache_key"] == responses["prompt_cache_key"] and "prompt_cache_key" not in generic
 
 
-def test_a_schema_that_strict_mode_would_refuse_is_not_sent_as_strict() -> None:
-    chat = json.loads(ChatRenderer(OPENAI).render(_request(output_spec(Bill))))
+@pytest.mark.parametrize(
+    ("profile", "renderer"), [(OPENAI, ChatRenderer), (OPENAI_RESPONSES, ResponsesRenderer)]
+)
+def test_a_shape_goes_out_in_its_strict_form_and_comes_back_as_declared(profile: Any, renderer: Any) -> None:
+    made, request = renderer(profile), _request(output_spec(Bill))
+    body = json.loads(made.render(request))
+    sent = body["response_format"]["json_schema"] if "response_format" in body else body["text"]["format"]
+    reply = ModelReply('{"total": 3, "paid": null}', (), "stop", profile.wire, {}, "m")
+
+    back = made.restored(reply, request)
+
+    assert sent["strict"] is True and set(sent["schema"]["required"]) == {"total", "paid"}
+    assert back.text is not None and json.loads(back.text)["total"] == 3
+    assert read_output(back.text, output_spec(Bill)).text is not None
+    assert made.restored(ModelReply("no JSON", (), "stop", "w", {}, "m"), request).text == "no JSON"
+
+
+class Note(BaseModel):
+    text: str
+    about: str = "nothing"
+
+
+def test_null_for_what_was_left_out_is_taken_out_on_the_way_back() -> None:
+    made, request = ChatRenderer(OPENAI), _request(output_spec(Note))
+    reply = ModelReply('{"text": "a", "about": null}', (), "stop", "chat_completions", {}, "m")
+
+    text = made.restored(reply, request).text
+
+    assert text is not None and read_output(text, output_spec(Note)).text == '{"text":"a"}'
+
+
+def test_a_shape_strict_mode_cannot_say_is_sent_as_it_is_or_told_in_words() -> None:
+    endless = OutputSpec(
+        schema_={"type": "object", "properties": {"a": {"type": "string", "const": 1}}, "required": ["a"]}
+    )
+
+    chat = json.loads(ChatRenderer(OPENAI).render(_request(endless)))
+    messages = json.loads(MessagesRenderer(ANTHROPIC).render(_request(endless)))
 
     assert chat["response_format"]["json_schema"]["strict"] is False
+    assert "output_config" not in messages and "JSON Schema" in messages["system"][0]["text"]

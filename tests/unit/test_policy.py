@@ -349,3 +349,12 @@ def test_whatever_the_rules_no_step_allows_what_one_of_them_forbids(
     listed = NAMES if decided.allowed is None else decided.allowed
     assert {*listed, *dict(decided.excluded)} == set(NAMES), "every tool is allowed or has its reason"
     assert control(agent, state, candidates(agent, state, asked), narrow) == decided, "equal in, equal out"
+
+
+def test_limits_beyond_what_a_float_holds_do_not_keep_an_agent_from_having_a_version() -> None:
+    def version(most: int) -> str:
+        parameters = {"type": "object", "properties": {"n": {"type": "integer", "maximum": most}}}
+        tool = ToolSpec(name="count", description="", parameters=parameters)
+        return _agent(tools=(tool,)).version
+
+    assert version(2**63 - 1) != version(2**63 - 2)

@@ -32,6 +32,7 @@ from toolfleet.schemas.tools import ToolContext, ToolSpec
 from toolfleet.schemas.views import CallView
 from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.consumer import Done, Received, each
+from toolfleet.workers.executor.pinned import Pinned
 from toolfleet.workers.executor.projection import Verdict, failed, returned
 from toolfleet.workers.leases import Leases, commit
 from toolfleet.workers.pace import UNPACED
@@ -62,6 +63,7 @@ class Executor:
     ) -> None:
         self._store = store
         self._tools = tools
+        self._pinned = Pinned(store)
         self._publisher = publisher
         self._leases = leases
         self._clock = clock
@@ -146,6 +148,8 @@ class Executor:
         if spec is None:
             missing = ToolFailed("not_loaded", f"{call.tool} is not loaded", 0.0, began=False)
             return failed(call, _unloaded(call), missing)
+        if (changed := await self._pinned.changed(view, spec)) is not None:
+            return failed(call, spec, changed)
         context = ToolContext(
             run_id=view.run_id,
             turn=view.turn,

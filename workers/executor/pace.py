@@ -16,7 +16,7 @@ from toolfleet.schemas.tools import ToolSpec
 from toolfleet.schemas.views import CallView
 
 ANSWERED = frozenset({"business_error", "invalid_arguments", "denied"})  # the tool works; it said no
-NOT_ITS_FAULT = frozenset({"not_loaded"})
+NOT_ITS_FAULT = frozenset({"not_loaded", "tool_changed"})
 SPOKE = frozenset({"not_json", "too_large"})  # it came back, with what we cannot take
 
 

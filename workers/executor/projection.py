@@ -115,6 +115,7 @@ _REASONS = {
     "not_json": ReasonCode.RESULT_NOT_JSON,
     "too_large": ReasonCode.RESULT_TOO_LARGE,
     "not_loaded": ReasonCode.TOOL_NOT_LOADED,
+    "tool_changed": ReasonCode.TOOL_CHANGED,
     "raised": ReasonCode.EXCEPTION,
 }
 
@@ -184,6 +185,8 @@ def _cause(call: CallState, spec: ToolSpec, answer: ToolFailed) -> str:
             return f"its result is too large ({answer.message})"
         case "not_loaded":
             return "it is not loaded where it should have run"
+        case "tool_changed":
+            return "it was changed since this request began, so it was not run"
         case _ if answer.code in ("tool_error", "retryable"):
             return answer.message
         case _:
