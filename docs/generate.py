@@ -6,8 +6,10 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 
+from toolfleet.adapters.llm.profiles import PROFILES, Profile
 from toolfleet.adapters.llm.strict.profiles import NEWEST, StrictProfile, strict_profile
 from toolfleet.adapters.llm.strict.rules import fact_of, rule_of
 from toolfleet.adapters.llm.strict.tool import strict_schema
@@ -262,6 +264,41 @@ def _strict_counts(profile: StrictProfile) -> list[str]:
     ]
 
 
+def providers_page() -> str:
+    """docs/providers.md with its tables written anew; the words between them stay as they are."""
+    text = (DOCS / "providers.md").read_text(encoding="utf-8")
+    profiles = [
+        "| `name:` | wire | address | key | strict tools | ids of calls | sent back | not taken | source |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for profile in PROFILES.values():
+        missing = [choice for choice in ("required", "function") if choice not in profile.tool_choices]
+        missing += [] if profile.parallel else ["parallel_tool_calls"]
+        profiles.append(
+            f"| `{profile.name}` | {profile.wire} | {profile.base_url or ', '.join(profile.hosts) or 'any'} | "
+            f"{f'`{profile.key_env}`' if profile.key_env else ''} | {profile.strict or ''} | {profile.call_ids} | "
+            f"{', '.join(f'`{name}`' for name in profile.reasoning_sent) or _whole(profile)} | "
+            f"{', '.join(f'`{name}`' for name in missing)} | "
+            f"{f'{profile.source} ({profile.checked})' if profile.source else ''} |"
+        )
+    options = ["| field | default |", "|---|---|"]
+    options += [
+        f"| `{field.name}` | `{field.default!r}` |"
+        for field in fields(Profile)
+        if field.default is not MISSING
+    ]
+    for name, lines in (("profiles", profiles), ("fields", options)):
+        start, end = f"<!-- generated: {name} -->\n", f"<!-- end: {name} -->"
+        assert text.count(start) == text.count(end) == 1, f"docs/providers.md needs {start} and {end} once"
+        before, _, rest = text.partition(start)
+        text = before + start + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    return text
+
+
+def _whole(profile: Profile) -> str:
+    return {"messages": "thinking, as it came", "responses": "items, as they came"}.get(profile.wire, "")
+
+
 PAGES = {
     "state_machine.md": state_machine,
     "limits.md": limits_page,
@@ -269,6 +306,7 @@ PAGES = {
     "faults.md": faults,
     "tools.md": tools_page,
     "schemas.md": schemas_page,
+    "providers.md": providers_page,
 }
 
 

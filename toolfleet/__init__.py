@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from toolfleet.version import __version__
 
 if TYPE_CHECKING:
-    from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+    from toolfleet.adapters.llm.anthropic_messages import AnthropicClient
+    from toolfleet.adapters.llm.openai_chat import OpenAIChatClient, OpenAIResponsesClient
     from toolfleet.adapters.llm.scripted import Reply, ScriptedModel, call, calls, say
     from toolfleet.celery_tasks import celery_task_tool
     from toolfleet.client import CancelAck, RunRequest, RunResult
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentSpec",
+    "AnthropicClient",
     "BusinessError",
     "CallOutcome",
     "CancelAck",
@@ -48,6 +50,7 @@ __all__ = [
     "Limits",
     "Narrowing",
     "OpenAIChatClient",
+    "OpenAIResponsesClient",
     "OutputSpec",
     "PermissionDenied",
     "PolicyStep",
@@ -82,6 +85,7 @@ __all__ = [
 
 _HOMES = {
     "AgentSpec": "schemas.agents",
+    "AnthropicClient": "adapters.llm.anthropic_messages",
     "BusinessError": "schemas.errors",
     "CallOutcome": "schemas.outcomes",
     "CancelAck": "client",
@@ -97,6 +101,7 @@ _HOMES = {
     "Limits": "schemas.limits",
     "Narrowing": "schemas.control",
     "OpenAIChatClient": "adapters.llm.openai_chat",
+    "OpenAIResponsesClient": "adapters.llm.openai_chat",
     "OutputSpec": "schemas.output",
     "PermissionDenied": "schemas.errors",
     "PolicyStep": "schemas.control",

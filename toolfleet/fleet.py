@@ -409,18 +409,12 @@ class Fleet:
         return Publisher(store, self._layer, codec, clock.now_s)
 
     def new_model(self) -> ModelClient:
-        """The model client that was given, or a new one of the official client."""
+        """The model client that was given, or a new one over the servers of the settings. Raises UnsafeSettings."""
         if self._model is not None:
             return self._model
-        from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
-        from toolfleet.prices import price_table
+        from toolfleet.models import open_models
 
-        key = self.settings.openai_api_key
-        return OpenAIChatClient(
-            base_url=self.settings.openai_base_url,
-            api_key=None if key is None else key.get_secret_value(),
-            prices=price_table(self.settings),
-        )
+        return open_models(self.settings, self.registry)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it on this fleet's own loop, which lives in a background thread, and block until it is done."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from toolfleet.queues.policy import CLAIM_S
@@ -24,6 +24,24 @@ from toolfleet.schemas.limits import (
     LEASE_S,
 )
 from toolfleet.schemas.pace import Quota
+
+
+class ModelServerSettings(BaseModel):
+    """A server that models are asked at as `name:model` (docs/providers.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base_url: str | None = Field(default=None, description="unset: that of the profile")
+    profile: str | None = Field(default=None, description="unset: of the server's own name, else of its host")
+    api_key_env: str | None = Field(
+        default=None, description="variable of its key; unset: that of the profile"
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="fields of the profile that are otherwise"
+    )
+    headers: dict[str, SecretStr] = Field(
+        default_factory=dict, description="more headers, anthropic-beta for one"
+    )
 
 
 class Settings(BaseSettings):
@@ -140,6 +158,10 @@ class Settings(BaseSettings):
     fault_point: str | None = Field(
         default=None, description="for fault tests: NAME or NAME:N kills this process there, at the Nth time"
     )
+    model_servers: dict[str, ModelServerSettings] = Field(
+        default_factory=dict,
+        description="servers of models by name: JSON of {name: {base_url, profile, api_key_env, options, headers}}",
+    )
     openai_base_url: str | None = Field(
         default=None, validation_alias=AliasChoices("OPENAI_BASE_URL", "openai_base_url")
     )
@@ -165,6 +187,11 @@ class Settings(BaseSettings):
     def broker_claim_s(self) -> float:
         """`claim_s`, or what follows from the lease."""
         return self.lease_s * CLAIM_S / LEASE_S if self.claim_s is None else self.claim_s
+
+
+def key_of(variable: str) -> str | None:
+    """The API key in that variable of the environment, or None."""
+    return os.environ.get(variable) or None
 
 
 def load_settings(**overrides: object) -> Settings:

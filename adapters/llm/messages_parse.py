@@ -59,7 +59,7 @@ def parse_message(answer: Answer) -> ModelReply:
         calls=calls,
         finish=finish,
         wire=WIRE,
-        provider=storable({"role": "assistant", "content": blocks}),
+        provider=storable({"role": "assistant", "content": blocks, "stop_reason": body.get("stop_reason")}),
         model=model if isinstance(model, str) and model else answer.model,
         usage=_usage(body.get("usage"), answer, text, calls),
         refusal=storable(_refusal(body)) if finish == "refusal" else None,
@@ -67,9 +67,9 @@ def parse_message(answer: Answer) -> ModelReply:
     )
 
 
-def paused(body: Mapping[str, Any]) -> bool:
+def paused(reply: ModelReply) -> bool:
     """Whether the turn is to be gone on with."""
-    return body.get("stop_reason") == PAUSED
+    return reply.provider.get("stop_reason") == PAUSED
 
 
 def _streamed(answer: Answer) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The model client for OpenAI's Chat Completions and every server that speaks it.
+"""The model clients for OpenAI's two wires and every server that speaks one of them.
 
 The official SDK does address, authentication and typed errors; its request building is bypassed (`post` with bytes
 of ours instead of `create`): `create` walks every message of the conversation again on every call, 10 ms for 42 of
@@ -9,42 +9,18 @@ not slow down with the number of open connections.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from dataclasses import replace
-from typing import Final
-from urllib.parse import urlsplit
+from collections.abc import Mapping
 
-import aiohttp
 import httpx2
 import openai
 
-from toolfleet.adapters.llm.answers import Answer
-from toolfleet.adapters.llm.chat_parse import parse_reply
-from toolfleet.adapters.llm.chat_render import ChatRenderer
-from toolfleet.adapters.llm.faults import bad_reply, fault_of_exception, request_id_of
 from toolfleet.adapters.llm.prices import PriceTable
-from toolfleet.adapters.llm.profiles import DEFAULT_BASE_URL, Profile, profile_for
-from toolfleet.adapters.llm.rate_headers import rate_hint
-from toolfleet.schemas.agents import AgentSpec
-from toolfleet.schemas.errors import ModelError, UnsafeSettings
-from toolfleet.schemas.model import ModelFault, ModelReply, ModelRequest, Usage
-
-CONNECT_TIMEOUT_S: Final = (
-    10.0  # a server that takes longer to accept is down; the reply itself may take minutes
-)
-REPLY_BYTES_MAX: Final = 16_000_000  # far above 128,000 tokens with their log probabilities
-CONNECTIONS_MAX: Final = 1000  # the SDK's own default
-_NO_KEY: Final = "not-needed"  # local servers take any; the SDK insists on one
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+from toolfleet.adapters.llm.profiles import OPENAI_RESPONSES, Profile
+from toolfleet.adapters.llm.wire_client import CONNECT_TIMEOUT_S, CONNECTIONS_MAX, WireClient
 
 
-class OpenAIChatClient:
-    """One server, one key. Safe for any number of calls at a time in one event loop.
-
-    Connections are made in the loop of the first call and belong to it: a process that forks makes its client after
-    the fork, and `aclose` is awaited in the same loop. Used in another loop later, it connects anew. The environment
-    is not read: settings come in as arguments. `timeout_s` caps what requests allow.
-    """
+class OpenAIChatClient(WireClient):
+    """A server that speaks Chat Completions, or Responses where its profile says so."""
 
     def __init__(
         self,
@@ -56,106 +32,44 @@ class OpenAIChatClient:
         project: str | None = None,
         profile: Profile | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        headers: Mapping[str, str] | None = None,
         prices: PriceTable | None = None,
     ) -> None:
         """Raises UnsafeSettings: a base URL that is none, no key for a server that is not on this machine."""
-        self._base_url = base_url or DEFAULT_BASE_URL
-        parts = urlsplit(self._base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UnsafeSettings(
-                f"the model's base URL has to begin with http:// or https:// and a host; it does not ({parts.scheme!r})",
-                hint="Set OPENAI_BASE_URL, e.g. http://127.0.0.1:8000/v1.",
-            )
-        self._local = parts.hostname in _LOOPBACK
-        self.host = parts.netloc.rpartition("@")[2]  # for messages: never with credentials
-        self._api_key = _checked_key(api_key, self.host, local=self._local)
-        self._timeout_s = timeout_s
+        super().__init__(
+            base_url,
+            api_key,
+            timeout_s=timeout_s,
+            profile=profile,
+            connections_max=connections_max,
+            headers=headers,
+            prices=prices,
+        )
         self._organization = organization
         self._project = project
-        self._connections_max = connections_max
-        self._renderer = ChatRenderer(profile or profile_for(self._base_url))
-        self._prices = prices or PriceTable(self._base_url)
         self._client: openai.AsyncOpenAI | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    @property
-    def credential(self) -> str:
-        """A fingerprint of server and key: calls with an equal one share a quota."""
-        return hashlib.sha256(f"{self._base_url}\0{self._api_key}".encode()).hexdigest()[:12]
-
-    def __repr__(self) -> str:
-        return f"<OpenAIChatClient {self.host}>"
-
-    async def complete(self, request: ModelRequest) -> ModelReply:
-        """One attempt. Raises ModelError with what went wrong; cancelled, it closes the connection."""
-        content = self._renderer.render(request)
-        limit_s = min(request.timeout_s, self._timeout_s or request.timeout_s)
-        outcome = await self._exchange(content, request, limit_s)
-        if isinstance(outcome, ModelFault):
-            # Outside every `except`: the SDK's exceptions hold the request and the provider's words about it.
-            raise ModelError(outcome)
-        reply = self._renderer.restored(parse_reply(outcome), request)
-        return replace(reply, rate=rate_hint(outcome.headers))
-
-    def render(self, request: ModelRequest) -> bytes:
-        return self._renderer.render(request)
-
-    def cost_usd(self, agent: AgentSpec, usage: Usage) -> float:
-        return self._prices.cost_usd(agent, usage)
-
-    def price_known(self, agent: AgentSpec) -> bool:
-        """Whether this agent's calls can be priced; if not, their cost is given as 0.0."""
-        return self._prices.price_known(agent)
-
     async def aclose(self) -> None:
-        """Closes the connections. Does nothing where none was made; a later call would connect anew."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
 
-    async def _exchange(self, content: bytes, request: ModelRequest, limit_s: float) -> Answer | ModelFault:
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._post(content, request, limit_s)
-        except (
-            openai.OpenAIError,
-            httpx2.HTTPError,
-            httpx2.StreamError,
-            aiohttp.ClientError,
-            OSError,
-        ) as exc:
-            return fault_of_exception(exc, self.host, limit_s)
-
-    async def _post(self, content: bytes, request: ModelRequest, limit_s: float) -> Answer | ModelFault:
+    async def _open(self, content: bytes, limit_s: float) -> httpx2.Response:
         response = await self._connected().post(
-            "/chat/completions",
+            self._wire.path,
             cast_to=httpx2.Response,  # the answer itself: no pydantic model that we would take apart again
             content=content,
             stream=True,  # only the reading: so that the answer can be bounded
             stream_cls=openai.AsyncStream[object],  # required beside `stream`, not used with this cast
             options={
                 "timeout": openai.Timeout(limit_s, connect=min(CONNECT_TIMEOUT_S, limit_s)),
-                "follow_redirects": False,  # would send conversation and key to a place nobody configured
+                "follow_redirects": False,
+                "headers": self._headers,
             },
         )
         assert isinstance(response, httpx2.Response), "what cast_to asks for"
-        body = bytearray()
-        try:
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > REPLY_BYTES_MAX:
-                    request_id = request_id_of(response.headers)
-                    return bad_reply(self.host, f"more than {REPLY_BYTES_MAX} bytes", request_id)
-        finally:
-            await response.aclose()
-        return Answer(
-            body=bytes(body),
-            host=self.host,
-            model=request.agent.model,
-            headers=response.headers,
-            request_bytes=len(content),
-            output_tokens_max=request.output_tokens_max,
-        )
+        return response
 
     def _connected(self) -> openai.AsyncOpenAI:
         loop = asyncio.get_running_loop()
@@ -178,19 +92,31 @@ class OpenAIChatClient:
         return self._client
 
 
-def _checked_key(api_key: str | None, host: str, *, local: bool) -> str:
-    """The key, fit for a header. Its text is in no message: a header error of a library would quote it."""
-    key = (api_key or "").strip()
-    if not key and local:
-        return _NO_KEY
-    if not key:
-        raise UnsafeSettings(
-            f"there is no API key for {host}",
-            hint="Set OPENAI_API_KEY. A server on this machine (OPENAI_BASE_URL=http://127.0.0.1:...) needs none.",
+class OpenAIResponsesClient(OpenAIChatClient):
+    """The Responses API of OpenAI, or of a server whose profile is given."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        organization: str | None = None,
+        project: str | None = None,
+        profile: Profile | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        headers: Mapping[str, str] | None = None,
+        prices: PriceTable | None = None,
+    ) -> None:
+        """Raises UnsafeSettings: a base URL that is none, no key for a server that is not on this machine."""
+        super().__init__(
+            base_url,
+            api_key,
+            timeout_s=timeout_s,
+            organization=organization,
+            project=project,
+            profile=profile or OPENAI_RESPONSES,
+            connections_max=connections_max,
+            headers=headers,
+            prices=prices,
         )
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise UnsafeSettings(
-            f"the API key for {host} holds characters no key has (a line break, a space?)",
-            hint="Set OPENAI_API_KEY to the bare key.",
-        )
-    return key

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from toolfleet.adapters.llm.profiles import split_model
 from toolfleet.schemas.agents import AgentSpec, Price
 from toolfleet.schemas.model import Usage
 
@@ -29,13 +30,16 @@ class Rates:
     read: Steps
     cached: Steps
     written: Steps
+    stored: Steps  # what is put into the provider's cache
 
     def cost_usd(self, usage: Usage) -> float:
         size = usage.input_tokens
         cached = min(usage.cached_tokens, size)
+        stored = min(usage.cache_written_tokens, size - cached)
         return (
-            (size - cached) * _at(self.read, size)
+            (size - cached - stored) * _at(self.read, size)
             + cached * _at(self.cached, size)
+            + stored * _at(self.stored, size)
             + usage.output_tokens * _at(self.written, size)
         ) / _MILLION
 
@@ -66,7 +70,9 @@ class PriceTable:
         if agent.model in self._overrides:
             return _declared(self._overrides[agent.model])
         if agent.model not in self._rates:
-            self._rates[agent.model] = _tabled(agent.model, self._base_url)
+            profile, name = split_model(agent.model)
+            base_url = self._base_url if profile is None else profile.base_url or self._base_url
+            self._rates[agent.model] = _tabled(name, base_url)
             if len(self._rates) > _MODELS_MAX:
                 self._rates.popitem(last=False)
         return self._rates[agent.model]
@@ -74,7 +80,8 @@ class PriceTable:
 
 def _declared(price: Price) -> Rates:
     cached = price.input_usd if price.cached_input_usd is None else price.cached_input_usd
-    return Rates(((0, price.input_usd),), ((0, cached),), ((0, price.output_usd),))
+    read = ((0, price.input_usd),)
+    return Rates(read, ((0, cached),), ((0, price.output_usd),), read)
 
 
 def _tabled(model: str, base_url: str | None) -> Rates | None:
@@ -92,7 +99,12 @@ def _tabled(model: str, base_url: str | None) -> Rates | None:
 
 def _rates(prices: Any) -> Rates:
     read = _steps(prices.input_mtok, ())
-    return Rates(read, _steps(prices.cache_read_mtok, read), _steps(prices.output_mtok, ()))
+    return Rates(
+        read,
+        _steps(prices.cache_read_mtok, read),
+        _steps(prices.output_mtok, ()),
+        _steps(prices.cache_write_mtok, read),
+    )
 
 
 def _steps(price: Any, otherwise: Steps) -> Steps:

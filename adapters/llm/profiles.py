@@ -26,7 +26,7 @@ class Profile:
     hosts: tuple[str, ...] = ()  # host names; one that begins with a dot stands for everything below it
     key_env: str | None = None  # the variable its own client takes the key from; None: it needs none
     source: str = ""
-    checked: str = ""  # the day it was looked up
+    checked: str = ""  # the day it was looked up, or what it rests on until somebody does
 
     instructions_role: str = "system"  # "developer" only exists at OpenAI, which takes "system" as the same
     output_limit: str = "max_tokens"
@@ -121,7 +121,7 @@ AZURE: Final = Profile(
     hosts=(".openai.azure.com", ".services.ai.azure.com"),
     key_env="AZURE_OPENAI_API_KEY",
     source="learn.microsoft.com/azure/ai-foundry/openai/reference-preview-latest",
-    checked="2026-11-30",
+    checked="recorded traffic only",
     output_limit="max_completion_tokens",
     not_parallel_models=_O_SERIES,
     no_sampling_models=(*_O_SERIES, "gpt-5"),
@@ -180,7 +180,7 @@ GROQ: Final = Profile(
     hosts=("api.groq.com",),
     key_env="GROQ_API_KEY",
     source="console.groq.com/docs/openai, console.groq.com/docs/reasoning",
-    checked="2026-11-30",
+    checked="recorded traffic only",
     output_limit="max_completion_tokens",
     output_schema=True,
     reasoning_sent=("reasoning",),
@@ -192,7 +192,7 @@ OPENROUTER: Final = Profile(
     hosts=("openrouter.ai",),
     key_env="OPENROUTER_API_KEY",
     source="openrouter.ai/docs/use-cases/reasoning-tokens",
-    checked="2026-11-30",
+    checked="recorded traffic only",
     output_limit="max_completion_tokens",
     output_schema=True,
     reasoning_sent=("reasoning_details",),
@@ -214,7 +214,7 @@ VLLM: Final = Profile(
     name="vllm",
     base_url="http://127.0.0.1:8000/v1",
     source="docs.vllm.ai/en/latest/serving/openai_compatible_server",
-    checked="2026-11-30",
+    checked="not looked up",
     output_schema=True,
     reasoning_sent=("reasoning_content", "reasoning"),
 )
@@ -225,7 +225,7 @@ GEMINI: Final = Profile(
     hosts=("generativelanguage.googleapis.com",),
     key_env="GEMINI_API_KEY",
     source="ai.google.dev/gemini-api/docs/openai, ai.google.dev/gemini-api/docs/thought-signatures",
-    checked="2026-11-30",
+    checked="recorded traffic only",
     user=None,
     parallel=False,
     output_schema=True,
@@ -258,7 +258,7 @@ MOONSHOT: Final = Profile(
     hosts=("api.moonshot.ai", "api.moonshot.cn"),
     key_env="MOONSHOT_API_KEY",
     source="platform.moonshot.ai/docs/guide/use-kimi-k2-thinking-model",
-    checked="2026-11-30",
+    checked="not looked up",
     user=None,
     parallel=False,
     tool_choices=("auto", "none"),
@@ -270,7 +270,7 @@ ALIBABA: Final = Profile(
     hosts=("dashscope.aliyuncs.com", "dashscope-intl.aliyuncs.com"),
     key_env="DASHSCOPE_API_KEY",
     source="alibabacloud.com/help/en/model-studio/qwen-function-calling",
-    checked="2026-11-30",
+    checked="not looked up",
     user=None,
     tool_choices=("auto", "none", "function"),
 )
@@ -280,7 +280,7 @@ TOGETHER: Final = Profile(
     hosts=("api.together.xyz", "api.together.ai"),
     key_env="TOGETHER_API_KEY",
     source="docs.together.ai/docs/openai-api-compatibility",
-    checked="2026-11-30",
+    checked="not looked up",
     user=None,
     parallel=False,
     output_schema=True,
@@ -292,7 +292,7 @@ FIREWORKS: Final = Profile(
     hosts=("api.fireworks.ai",),
     key_env="FIREWORKS_API_KEY",
     source="docs.fireworks.ai/guides/function-calling",
-    checked="2026-11-30",
+    checked="not looked up",
     output_schema=True,
     reasoning_sent=("reasoning_content",),
 )
@@ -302,7 +302,7 @@ CEREBRAS: Final = Profile(
     hosts=("api.cerebras.ai",),
     key_env="CEREBRAS_API_KEY",
     source="inference-docs.cerebras.ai/api-reference/chat-completions",
-    checked="2026-11-30",
+    checked="not looked up",
     output_limit="max_completion_tokens",
     output_schema=True,
     reasoning_sent=("reasoning",),
@@ -332,6 +332,13 @@ PROFILES: Final[Mapping[str, Profile]] = {
         GENERIC,
     )
 }
+
+
+def split_model(model: str) -> tuple[Profile | None, str]:
+    """`anthropic:claude-...` -> its profile and the name alone; any other text is a name (`llama3.2:3b` as well)."""
+    provider, colon, name = model.partition(":")
+    profile = PROFILES.get(provider) if colon and name else None
+    return (None, model) if profile is None else (profile, name)
 
 
 def profile_for(base_url: str) -> Profile:

@@ -11,7 +11,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+from toolfleet.adapters.llm.anthropic_messages import AnthropicClient
+from toolfleet.adapters.llm.openai_chat import OpenAIChatClient, OpenAIResponsesClient
 from toolfleet.adapters.llm.scripted import Call, Reply, ScriptedModel, call, calls, say
 from toolfleet.schemas.agents import AgentSpec, Price
 from toolfleet.schemas.conversation import AssistantItem, ItemCall, ItemResult, MergeItem, UserItem
@@ -56,19 +57,105 @@ async def _serve(request: web.Request) -> web.Response:
     return web.json_response({"model": body["model"], "choices": [{"message": message}], "usage": usage})
 
 
+def _as_chat(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The conversation of a request of any wire, as the script reads it."""
+    messages: list[dict[str, Any]] = []
+    for entry in body.get("input", body.get("messages", [])):
+        content = entry.get("content")
+        if entry.get("type") == "function_call_output":
+            messages.append({"role": "tool", "content": entry["output"]})
+        elif isinstance(content, list):
+            for block in content:
+                text = block["content"] if block["type"] == "tool_result" else block.get("text")
+                role = "tool" if block["type"] == "tool_result" else entry["role"]
+                messages.append({"role": role, "content": text})
+        elif "role" in entry:
+            messages.append({"role": entry["role"], "content": content})
+    return messages
+
+
+async def _serve_responses(request: web.Request) -> web.Response:
+    body = await request.json()
+    try:
+        reply = _script(_as_chat(body), body.get("tools", []))
+    except ModelError:
+        return web.json_response({"error": {"code": "refused"}}, status=400)
+    reply = Reply(reply) if isinstance(reply, str) else reply
+    output: list[dict[str, Any]] = [
+        {
+            "type": "function_call",
+            "id": f"fc{index}",
+            "call_id": f"c{index}",
+            "name": c.name,
+            "arguments": orjson.dumps(c.arguments).decode(),
+        }
+        for index, c in enumerate(reply.calls)
+    ]
+    if reply.text:
+        output.append(
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": reply.text}]}
+        )
+    usage = {"input_tokens": len(body["input"]), "output_tokens": 1}
+    return web.json_response(
+        {
+            "object": "response",
+            "model": body["model"],
+            "status": "completed",
+            "output": output,
+            "usage": usage,
+        }
+    )
+
+
+async def _serve_messages(request: web.Request) -> web.Response:
+    assert request.headers["x-api-key"] and "authorization" not in request.headers
+    body = await request.json()
+    try:
+        reply = _script(_as_chat(body), body.get("tools", []))
+    except ModelError:
+        return web.json_response({"type": "error", "error": {"type": "invalid_request_error"}}, status=400)
+    reply = Reply(reply) if isinstance(reply, str) else reply
+    content: list[dict[str, Any]] = [{"type": "text", "text": reply.text}] if reply.text else []
+    content += [
+        {"type": "tool_use", "id": f"c{index}", "name": c.name, "input": c.arguments}
+        for index, c in enumerate(reply.calls)
+    ]
+    usage = {"input_tokens": len(body["messages"]), "output_tokens": 1}
+    made = {
+        "type": "message",
+        "role": "assistant",
+        "model": body["model"],
+        "content": content,
+        "usage": usage,
+    }
+    return web.json_response({**made, "stop_reason": "tool_use" if reply.calls else "end_turn"})
+
+
 @asynccontextmanager
-async def _openai_chat() -> AsyncIterator[ModelClient]:
+async def _serving(path: str, handler: Any, kind: Any) -> AsyncIterator[ModelClient]:
     app = web.Application()
-    app.router.add_post("/v1/chat/completions", _serve)
+    app.router.add_post(f"/v1{path}", handler)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    client = OpenAIChatClient(f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
+    client = kind(f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
     try:
         yield client
     finally:
         await client.aclose()
         await runner.cleanup()
+
+
+def _openai_chat() -> AbstractAsyncContextManager[ModelClient]:
+    return _serving("/chat/completions", _serve, OpenAIChatClient)
+
+
+def _openai_responses() -> AbstractAsyncContextManager[ModelClient]:
+    return _serving("/responses", _serve_responses, OpenAIResponsesClient)
+
+
+def _anthropic() -> AbstractAsyncContextManager[ModelClient]:
+    return _serving("/messages", _serve_messages, AnthropicClient)
 
 
 @asynccontextmanager
@@ -79,7 +166,11 @@ async def _scripted() -> AsyncIterator[ModelClient]:
 
 
 Making = Callable[[], AbstractAsyncContextManager[ModelClient]]
-every_client = pytest.mark.parametrize("making", [_openai_chat, _scripted], ids=["openai_chat", "scripted"])
+every_client = pytest.mark.parametrize(
+    "making",
+    [_openai_chat, _openai_responses, _anthropic, _scripted],
+    ids=["openai_chat", "openai_responses", "anthropic", "scripted"],
+)
 
 
 def _asked(making: Making, *requests: ModelRequest) -> list[ModelReply]:
@@ -117,9 +208,9 @@ def test_calls_come_in_order_with_usage_and_a_message_to_replay(making: Making) 
         {"at": "elsewhere"},
     ]
     assert len({call.provider_id for call in reply.calls}) == 2
-    assert (reply.finish, reply.wire, reply.model) == ("tool_calls", "chat_completions", "m")
+    assert (reply.finish, reply.model) == ("tool_calls", "m")
     assert reply.usage.known and reply.usage.input_tokens > 0
-    assert reply.provider["role"] == "assistant"
+    assert reply.wire and reply.provider
 
 
 @every_client
@@ -148,7 +239,7 @@ def test_rendering_needs_no_connection_and_costs_come_from_the_agent(making: Mak
 
     first, second, cost = asyncio.run(looking())
 
-    assert first == second and orjson.loads(first)["messages"][-1] == {"role": "user", "content": "Rome"}
+    assert first == second and _as_chat(orjson.loads(first))[-1] == {"role": "user", "content": "Rome"}
     assert cost == pytest.approx(2.5)
 
 

@@ -20,8 +20,9 @@ from toolfleet.app import check_tiers, open_store
 from toolfleet.brokers import is_embedded, open_codec, refuse_unsafe
 from toolfleet.cache import cache_url, probe_cache
 from toolfleet.commands.place import Place, database_file, holder, locate, require_migrated, shown
+from toolfleet.models import model_servers
 from toolfleet.roles import ALL_ROLES
-from toolfleet.schemas.errors import CacheUnavailable, ToolfleetError
+from toolfleet.schemas.errors import CacheUnavailable, ToolfleetError, UnsafeSettings
 from toolfleet.schemas.limits import WORKER_SILENT_S
 from toolfleet.schemas.views import WorkerView
 from toolfleet.settings import Settings, load_settings
@@ -312,17 +313,21 @@ def _model(place: Place) -> Finding:
     settings = place.settings
     if place.fleet is not None and place.fleet.brings_model:
         return Finding("model", "OK", "the app brings its own model client")
-    if settings.openai_base_url is not None:
-        key = "with" if settings.openai_api_key else "without"
-        return Finding("model", "OK", f"{settings.openai_base_url}, {key} a key (not called)")
-    if settings.openai_api_key is not None:
-        return Finding("model", "OK", "the OpenAI API, with a key (not called)")
-    return Finding(
-        "model",
-        "WARN",
-        "no model server and no key are set",
-        "Set OPENAI_API_KEY, or OPENAI_BASE_URL for another server, or give the app a model=.",
-    )
+    models = _models_of(place)
+    try:
+        servers = model_servers(settings)
+        servers.open(models or [""])
+    except UnsafeSettings as exc:
+        return Finding("model", "FAIL" if models else "WARN", exc.message, exc.hint)
+    asked = dict.fromkeys(servers.client(model).host for model in models or [""])
+    return Finding("model", "OK", f"{', '.join(asked)}: no key is missing (not called)")
+
+
+def _models_of(place: Place) -> list[str]:
+    if place.fleet is None:
+        return []
+    agents = place.fleet.registry.agents.values()
+    return [name for agent in agents for name in (agent.model, *agent.fallback_models)]
 
 
 def _settings(place: Place, database: str | None) -> list[Setting]:

@@ -164,4 +164,8 @@ class ModelPace:
 
 def lane_of(model: ModelClient, agent: AgentSpec) -> ModelLane:
     """Whose quota a call of that agent uses: clients that know their credential have a fingerprint of it."""
-    return ModelLane(str(getattr(model, "credential", "default")), agent.model)
+    credential_of = getattr(model, "credential_of", None)
+    credential = (
+        credential_of(agent) if credential_of is not None else getattr(model, "credential", "default")
+    )
+    return ModelLane(str(credential), agent.model)
