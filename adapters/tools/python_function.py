@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, assert_never
 
+from toolfleet.adapters.tools.child_main import MESSAGE_CHARS
 from toolfleet.adapters.tools.child_pool import (
     ChildDied,
     ChildJob,
@@ -154,7 +155,8 @@ async def _came(tool: LoadedTool, arguments: dict[str, Any], context: ToolContex
 
 def _raised(exc: BaseException, seconds: float) -> ToolFailed:
     if isinstance(exc, ToolError):
-        return ToolFailed("raised", exc.message, seconds, type(exc).__name__, exc.code, exc.to_fields())
+        message = exc.message[:MESSAGE_CHARS]  # as a child cuts it
+        return ToolFailed("raised", message, seconds, type(exc).__name__, exc.code, exc.to_fields())
     return ToolFailed("raised", "", seconds, type(exc).__name__)
 
 

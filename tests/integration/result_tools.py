@@ -111,3 +111,15 @@ def price_of(
     if sku == "none":
         raise BusinessError("no such article")
     return {"sku": sku, "seen_with": api_key}
+
+
+@tool
+async def long_refusal() -> None:
+    """Refuse with a whole page."""
+    raise BusinessError("no " * 50_000, reason_code="no")
+
+
+@tool
+def long_refusal_in_a_child() -> None:
+    """Refuse with a whole page."""
+    raise BusinessError("no " * 50_000, reason_code="no")

@@ -220,3 +220,11 @@ def test_a_result_with_a_time_to_live_serves_other_runs_of_the_same_principal(tm
     assert again["status"] == "error"  # only successes are kept
     assert ledger.read_text().split("\n")[:-1] == ["A u1", "A u2", "B u1", "none u1", "none u1"]
     assert "77aa88bb99" not in _everything_stored(tmp_path)
+
+
+@pytest.mark.parametrize("declared", [tools.long_refusal, tools.long_refusal_in_a_child])
+def test_a_refusal_as_long_as_a_book_is_cut_at_its_source(tmp_path: Path, declared: Any) -> None:
+    result = _ask(tmp_path, [call(declared.spec.name), "done"], declared)
+
+    assert result.results[0].outcome is CallOutcome.BUSINESS_ERROR
+    assert 1_000 < len(result.results[0].content) < 3_000
