@@ -32,6 +32,7 @@ from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.pace import Rate
 
 Runner = Literal["loop", "child"]
+Strict = Literal["when_possible", "required", "never"]
 _OF_ONE_CALL = ("run_id", "call_id", "correlation_id", "idempotency_key")
 
 
@@ -66,6 +67,7 @@ class ToolSpec(BaseModel):
     result_bytes_stored: int = Field(default=RESULT_BYTES_STORED, ge=256)
     context_parameter: str | None = None  # the parameter that takes the ToolContext; never in the schema
     on_denied: Literal["end_run", "tell_model"] = "end_run"
+    strict: Strict = "when_possible"  # whether providers are to enforce the schema while the model writes
 
     use_when: tuple[str, ...] = ()
     not_when: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ from toolfleet.schemas.limits import (
     TOOLS_MAX,
 )
 from toolfleet.schemas.outcomes import Tier
-from toolfleet.schemas.tools import Runner, ToolContext, ToolSpec
+from toolfleet.schemas.tools import Runner, Strict, ToolContext, ToolSpec
 
 if typing.TYPE_CHECKING:
     from toolfleet.schemas.ports import Credentials
@@ -117,6 +117,7 @@ def tool(
     result_bytes_to_model: int = ...,
     result_bytes_stored: int = ...,
     on_denied: typing.Literal["end_run", "tell_model"] = ...,
+    strict: Strict = ...,
     **contract: Unpack[ContractOptions],
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
@@ -128,8 +129,10 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     idempotent: it takes `ToolContext.idempotency_key` and does nothing twice under it. repeatable: asking again is
     meaningful. timeout_s: hard deadline of one attempt, seconds. attempts_max: tries of a read-only tool.
     parameters: a JSON Schema instead of the one derived from the signature. runner: "loop" (default of `async def`)
-    or "child" (default of plain functions: a process of its own, killed at the deadline). A parameter annotated
-    `ToolContext` is injected and never shown to the model. The rest: `ContractOptions`. Raises InvalidDefinition.
+    or "child" (default of plain functions: a process of its own, killed at the deadline). strict: "when_possible" (default: a tool
+    without a strict form is sent as it is declared), "required" (such a tool is refused here, with path and rule), or
+    "never". A parameter annotated `ToolContext` is injected and never shown to the model. The rest: `ContractOptions`.
+    Raises InvalidDefinition.
     """
     if function is not None:
         return _declare(function, {})
@@ -150,6 +153,7 @@ EXECUTION_OPTIONS: dict[str, Any] = {
     "result_bytes_to_model": RESULT_BYTES_TO_MODEL,
     "result_bytes_stored": RESULT_BYTES_STORED,
     "on_denied": "end_run",
+    "strict": "when_possible",
 }
 
 
@@ -195,6 +199,8 @@ def spec_of(fields: dict[str, Any], label: str) -> ToolSpec:
         spec = ToolSpec(**fields)
     except ValidationError as exc:
         raise InvalidDefinition(f"tool {label!r}: {_first_error(exc)}") from exc
+    if spec.strict == "required":
+        _check_strict(spec, label)
     if spec.examples:
         from toolfleet.workers.decision.arguments import Valid, canonical, read_arguments
 
@@ -209,6 +215,20 @@ def spec_of(fields: dict[str, Any], label: str) -> ToolSpec:
                     hint="A model copies examples; correct it, or the parameters.",
                 )
     return spec
+
+
+def _check_strict(spec: ToolSpec, label: str) -> None:
+    from toolfleet.adapters.llm.strict.profiles import NEWEST, strict_profile
+    from toolfleet.adapters.llm.strict.tool import StrictRefusal, strict_tool
+
+    for provider in NEWEST:
+        found = strict_tool(spec, strict_profile(provider))
+        if isinstance(found, StrictRefusal):
+            raise InvalidDefinition(
+                f"tool {label!r} has no strict form for {provider}: {found.path or 'the root'}: {found.reason} "
+                f"({found.rule})",
+                hint='Change the parameter, or declare strict="when_possible": it is then sent as it is declared.',
+            )
 
 
 def summariser_of(function: Callable[[Any], Any] | None, label: str, runner: Runner) -> Tool[..., Any] | None:

@@ -28,7 +28,7 @@ from toolfleet.schemas.limits import DEFAULT_LIMITS, Limits
 from toolfleet.schemas.outcomes import Lane, Tier
 from toolfleet.schemas.output import OutputSpec
 from toolfleet.schemas.ports import Credentials, MessageLayer, ModelClient, RunStore
-from toolfleet.schemas.tools import Runner
+from toolfleet.schemas.tools import Runner, Strict
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -127,6 +127,7 @@ class Fleet:
         result_bytes_to_model: int = ...,
         result_bytes_stored: int = ...,
         on_denied: Literal["end_run", "tell_model"] = ...,
+        strict: Strict = ...,
         **contract: Unpack[ContractOptions],
     ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 

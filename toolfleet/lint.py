@@ -12,6 +12,8 @@ from itertools import combinations
 from typing import Any, Final, Literal
 
 from toolfleet import lint_words as words
+from toolfleet.adapters.llm.strict.profiles import NEWEST, strict_profile
+from toolfleet.adapters.llm.strict.tool import StrictRefusal, strict_tool
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.limits import TOOLS_NOTED_ABOVE, TOOLS_WARNED_ABOVE
 from toolfleet.schemas.outcomes import Tier
@@ -96,6 +98,12 @@ RULES: Final = {
             "error",
             "an object without named fields lets the model send anything, and no schema can check it",
             "declare its fields as a model, or split the tool into narrow ones",
+        ),
+        Rule(
+            "no-strict-form",
+            "note",
+            "a provider has no strict form of its parameters, so the model is free to write others",
+            'change what the reason names, or declare strict="never"',
         ),
         Rule(
             "open-arguments",
@@ -218,7 +226,7 @@ def lint(tools: Iterable[ToolSpec], agents: Iterable[AgentSpec]) -> list[Finding
 
 def lint_tool(spec: ToolSpec) -> Iterator[Finding]:
     """What can be said of the tool by itself."""
-    for check in (_texts, _name_and_tier, _schema, _arguments, _result):
+    for check in (_texts, _name_and_tier, _schema, _strict_form, _arguments, _result):
         yield from check(spec)
 
 
@@ -254,6 +262,15 @@ def _says_nothing(text: str) -> bool:
     latin = {word for word in words.parts_of(text) if word.isascii()} - words.EMPTY_WORDS
     others = sum(1 for character in text if not character.isascii() and character.isalpha())
     return len(latin) + others / 2 < DESCRIPTION_WORDS_MIN - 1
+
+
+def _strict_form(spec: ToolSpec) -> Iterator[Finding]:
+    if spec.strict == "never":
+        return
+    for provider in NEWEST:
+        form = strict_tool(spec, strict_profile(provider))
+        if isinstance(form, StrictRefusal):
+            yield _found("no-strict-form", spec, f"{provider}: {form.reason} ({form.rule})", form.path)
 
 
 def _name_and_tier(spec: ToolSpec) -> Iterator[Finding]:

@@ -67,14 +67,15 @@ def forms_of(tools: Sequence[ToolSpec], profile: Profile) -> ToolForms:
     """The tools as that server is sent them."""
     if profile.strict is None:
         return ToolForms(tuple(_as_declared(tool) for tool in tools))
-    forms: list[Form] = []
-    strict: dict[str, StrictTool] = {}
-    for spec, found in zip(tools, strict_tools(tools, strict_profile(profile.strict)), strict=True):
-        if isinstance(found, StrictTool):
-            strict[spec.name] = found
-            forms.append(Form(found.name, model_description(spec), found.parameters, True))
-        else:
-            forms.append(_as_declared(spec))
+    wanted = [tool for tool in tools if tool.strict != "never"]
+    found = strict_tools(wanted, strict_profile(profile.strict))
+    strict = {one.tool: one for one in found if isinstance(one, StrictTool)}
+    forms = [
+        Form(strict[spec.name].name, model_description(spec), strict[spec.name].parameters, True)
+        if spec.name in strict
+        else _as_declared(spec)
+        for spec in tools
+    ]
     return ToolForms(tuple(forms), strict)
 
 

@@ -66,6 +66,10 @@ def test_a_tool_with_a_whole_contract_has_no_finding() -> None:
         ),
         (_spec(root={"additionalProperties": True}), "open-arguments"),
         (
+            _spec(properties={"fast": {"type": "boolean", "enum": ["yes", "no"], "description": "d"}}),
+            "no-strict-form",
+        ),
+        (
             _spec("manage_order", {"action": {"enum": ["get", "cancel", "refund"], "description": "d"}}),
             "merged-actions",
         ),

@@ -17,6 +17,8 @@ from pydantic import BaseModel, Field
 
 from tests.corpus.check_schemas import check_strict, check_values
 from tests.corpus.provider_rules import problems
+from toolfleet import tool
+from toolfleet.adapters.llm.profiles import PROFILES as PROVIDER_PROFILES
 from toolfleet.adapters.llm.strict.limits import size_of
 from toolfleet.adapters.llm.strict.names import alias_of, wire_name, wire_names
 from toolfleet.adapters.llm.strict.profiles import StrictProfile, profile_ids, strict_profile
@@ -29,8 +31,9 @@ from toolfleet.adapters.llm.strict.tool import (
     strict_tool,
     strict_tools,
 )
+from toolfleet.adapters.llm.tool_forms import forms_of
 from toolfleet.schemas.dialects import SchemaRefused, plain
-from toolfleet.schemas.errors import InputError
+from toolfleet.schemas.errors import InputError, InvalidDefinition
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.workers.decision.arguments import Invalid, Valid, read_arguments
 
@@ -598,3 +601,29 @@ def test_parts_that_lead_to_each_other_endlessly_are_refused() -> None:
     refusal = _refusal({**_with(a={"allOf": [one, two]}), "$defs": {"one": {"allOf": [one, two]}}})
 
     assert refusal.rule in ("too_deep", "too_large")
+
+
+def test_a_tool_that_has_to_be_strict_is_refused_at_its_registration() -> None:  # B019
+    async def move(point: tuple[int, str]) -> str:
+        """Move a point."""
+        return str(point)
+
+    with pytest.raises(
+        InvalidDefinition, match=r"properties.point: the places of this list differ.*\(tuple\)"
+    ):
+        tool(strict="required")(move)
+    assert tool()(move).spec.strict == "when_possible"
+
+
+def test_a_tool_is_sent_strict_by_choice() -> None:
+    declared = _optional(a={"type": "string"})
+    specs = [
+        ToolSpec(name=name, description="d", parameters=declared, strict=strict)
+        for name, strict in (("one", "when_possible"), ("two", "never"))
+    ]
+
+    forms = forms_of(specs, PROVIDER_PROFILES["openai"])
+
+    assert [form.strict for form in forms.forms] == [True, False]
+    assert [form.name for form in forms.forms] == ["one", "two"]
+    assert forms.forms[1].parameters == declared

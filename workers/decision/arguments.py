@@ -17,10 +17,10 @@ from typing import Any, Final, NoReturn
 import jsonschema_rs
 import rfc8785
 
-from toolfleet.schemas.dialects import UNFOLDED_MAX, unfolded_size
 from toolfleet.schemas.limits import ARGUMENTS_BYTES_MAX
 from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.tools import ToolSpec
+from toolfleet.schemas.unfolding import UNFOLDED_MAX, unfolded_size
 from toolfleet.workers.decision.effort import is_listable
 
 DEPTH_MAX: Final = 64  # deeper than any real schema, and far from Python's recursion limit

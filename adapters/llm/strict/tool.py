@@ -27,9 +27,10 @@ from toolfleet.adapters.llm.strict.convert import convert
 from toolfleet.adapters.llm.strict.limits import size_of
 from toolfleet.adapters.llm.strict.names import wire_name
 from toolfleet.adapters.llm.strict.profiles import StrictProfile
-from toolfleet.schemas.dialects import UNFOLDED_MAX, Note, Schema, SchemaRefused, plain, unfolded_size
+from toolfleet.schemas.dialects import Note, Schema, SchemaRefused, plain
 from toolfleet.schemas.tool_text import model_parameters
 from toolfleet.schemas.tools import ToolSpec
+from toolfleet.schemas.unfolding import UNFOLDED_MAX, unfolded_size
 
 _SCHEMAS_MAX: Final = 1024  # in use at a time; more cost a new conversion, nothing else
 
