@@ -145,7 +145,6 @@ def test_tools_that_do_nearly_the_same_are_named_together_unless_one_says_how_th
     ("specs", "why"),
     [
         ([_spec(requires=[{"tool": "login"}])], "login is no tool of desk"),
-        ([_spec("a", requires=[{"tool": "b"}]), _spec("b", requires=[{"tool": "a"}])], "requires it"),
         ([_spec(stages=["checked"])], "nothing leads to stage checked"),
     ],
 )
