@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,9 +30,11 @@ class _Bucket:
         """Seconds until there is enough for this one and for those before it, each of whom uses `each`."""
         if self.cap == 0.0 or self.level is None:
             return 0.0
+        if need > 1:  # below the brim: what comes in while nobody looks is kept
+            need = min(need, self.cap / 2)
         wanted = min(need, self.cap) + ahead * each
         if batch:
-            wanted += max(0.0, min(self.cap / 2, self.cap - need))
+            wanted += max(0.0, (self.cap - need) / 2)
         return (wanted - self.level) / self.rate if wanted > self.level else 0.0
 
     def take(self, amount: float) -> None:
@@ -84,10 +87,12 @@ class LocalGovernor:
         ahead = list(mine).index(entry.owner) if entry.owner in mine else len(mine)
         if entry.batch:
             ahead += len(first)
-        mean = entry.tokens if lane.mean is None else lane.mean
+        # calls that write all they may are rare
+        tokens = entry.tokens if lane.mean is None else min(entry.tokens, math.ceil(2 * lane.mean))
+        mean = tokens if lane.mean is None else lane.mean
         wait = max(
             lane.requests.wait_s(1, ahead, entry.batch, 1),
-            lane.tokens.wait_s(entry.tokens, ahead, entry.batch, mean),
+            lane.tokens.wait_s(tokens, ahead, entry.batch, mean),
         )
         if wait > 0:
             wait = max(0.002, min(wait, quota.period_s / 240 * (1 + ahead)))
@@ -95,8 +100,8 @@ class LocalGovernor:
             return ModelWait(wait)
         mine.pop(entry.owner, None)
         lane.requests.take(1)
-        lane.tokens.take(entry.tokens)
-        return ModelPermit(entry, entry.tokens)
+        lane.tokens.take(tokens)
+        return ModelPermit(entry, tokens)
 
     async def settle(self, permit: ModelPermit, used_tokens: int | None, hint: RateHint | None) -> None:
         lane = self._lanes.setdefault(permit.entry.lane, _Lane())

@@ -53,10 +53,10 @@ class RedisGovernor:
             UNKNOWN if quota.tokens is None else quota.tokens,
             round(quota.period_s * 1000),
         ]
-        what, wait_ms, _ = await self._scripts.run("reserve", self._keys(entry.lane), args)
+        what, value, _ = await self._scripts.run("reserve", self._keys(entry.lane), args)
         if what == b"go":
-            return ModelPermit(entry, entry.tokens)
-        return ModelWait(wait_ms / 1000, paused=what == b"paused")
+            return ModelPermit(entry, value)
+        return ModelWait(value / 1000, paused=what == b"paused")
 
     async def settle(self, permit: ModelPermit, used_tokens: int | None, hint: RateHint | None) -> None:
         said = RateHint() if hint is None else hint

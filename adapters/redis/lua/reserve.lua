@@ -6,7 +6,7 @@
 --          4, 5 batch ones, the same
 --   ARGV   1 now in ms or ''  2 who asks  3 batch: 1 or 0  4 tokens  5 requests of the quota or -1
 --          6 tokens of the quota or -1  7 its period in ms
---   gives  {'go', 0, now in ms}  {'wait' or 'paused', ms, now in ms}
+--   gives  {'go', tokens that were taken, now in ms}  {'wait' or 'paused', ms, now in ms}
 -- Atomic. A quota is spread evenly over its period, with a hundredth of it at once at most (of a period below 50 s: what
 -- half a second of it is, a twentieth at most), so that a provider sees
 -- less than its limit in every window, and nobody waits for a period because somebody used it up at its beginning.
@@ -28,7 +28,7 @@ local function limit(given, said)
   return tonumber(said or '')
 end
 local most_r, most_t = limit(ARGV[5], facts[5]), limit(ARGV[6], facts[6])
-if not most_r and not most_t then return {'go', 0, now} end
+if not most_r and not most_t then return {'go', tokens, now} end
 local share = math.min(0.05, math.max(0.01, 500 / period))
 local cap_r = most_r and math.max(1, math.min(most_r / 20, math.max(2, most_r * share))) or 0
 local cap_t = most_t and math.max(1, most_t * share) or 0
@@ -56,11 +56,14 @@ if batch then ahead = ahead + redis.call('ZCARD', KEYS[2]) end
 -- Seconds until there is enough for this one and for those before it, each of whom uses `each`.
 local function lacks(level, need, cap, rate, each)
   if cap == 0 then return 0 end
+  if need > 1 then need = math.min(need, cap / 2) end -- below the brim: what comes in while nobody looks is kept
   local wanted = math.min(need, cap) + ahead * each
-  if batch then wanted = wanted + math.max(0, math.min(cap / 2, cap - need)) end
+  if batch then wanted = wanted + math.max(0, (cap - need) / 2) end
   return wanted > level and (wanted - level) / rate or 0
 end
-local mean = tonumber(facts[7] or '') or tokens
+local mean = tonumber(facts[7] or '')
+if mean then tokens = math.min(tokens, math.ceil(2 * mean)) end -- calls that write all they may are rare
+mean = mean or tokens
 local wait = math.max(lacks(level_r, 1, cap_r, rate_r, 1), lacks(level_t, tokens, cap_t, rate_t, mean))
 if wait > 0 then
   wait = math.max(2, math.ceil(math.min(wait, period / 240 * (1 + ahead)))) -- tokens may come back before
@@ -76,4 +79,4 @@ redis.call('ZREM', queue, who)
 redis.call('ZREM', ends, who)
 redis.call('HSET', KEYS[1], 'requests', level_r - 1, 'tokens', level_t - tokens, 'at', now)
 redis.call('PEXPIRE', KEYS[1], 86400000)
-return {'go', 0, now}
+return {'go', tokens, now}
