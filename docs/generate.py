@@ -17,8 +17,10 @@ from toolfleet.lint import RULES
 from toolfleet.queues.topology import render_table
 from toolfleet.schemas import limits
 from toolfleet.schemas.dialects import SchemaRefused
+from toolfleet.schemas.model import ModelFault
 from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, RunStatus, TurnPhase
 from toolfleet.schemas.vocabulary import OUTCOME_RULES, ResultEnvelope
+from toolfleet.workers.decision.fallback import what_follows
 from toolfleet.workers.machine.table import CALL_TABLE, EVENTS, MISS, PHASE_TABLE, STATUSES, TABLE, Next
 from toolfleet.workers.points import POINTS
 
@@ -299,7 +301,59 @@ def _whole(profile: Profile) -> str:
     return {"messages": "thinking, as it came", "responses": "items, as they came"}.get(profile.wire, "")
 
 
+PACE_FIGURES = {
+    "BREAKER_CALLS_MIN": "attempts within the window before a breaker may open (`TOOLFLEET_BREAKER_CALLS_MIN`)",
+    "BREAKER_FAILURES_SHARE": "share of them that failed at which it opens (`TOOLFLEET_BREAKER_FAILURES_SHARE`)",
+    "BREAKER_WINDOW_S": "seconds of the window (`TOOLFLEET_BREAKER_WINDOW_S`)",
+    "BREAKER_OPEN_S": "seconds it stays open (`TOOLFLEET_BREAKER_OPEN_S`)",
+    "BREAKERS_SEEN_S": "how old a process's view of what is open may be, seconds",
+    "COUNTS_HELD_S": "how long attempts that were answered wait to be counted, seconds",
+    "PACE_LEASE_S": "after that a dead process's places and serial keys are free, seconds",
+    "RETRY_SHARE": "share of a tool's attempts that may be retries",
+    "RETRIES_ALWAYS": "retries that are always allowed within the window",
+    "PAUSE_FIRST_S": "pause after a 429 that says no time, seconds",
+    "PAUSE_MAX_S": "the longest of those, seconds",
+    "CACHE_RETRY_S": "how often a cache that is away is asked again, seconds",
+}
+FAULT_KINDS = {
+    "rate_limited": "429 (too fast)",
+    "quota": "429 or 402 (nothing left of what the account may use)",
+    "unavailable": "5xx, 529, an error inside an answer of status 200",
+    "timeout": "no answer within `model_timeout_s`",
+    "connection": "refused, reset, cut off",
+    "bad_reply": "an answer that is none",
+    "auth": "401, 403",
+    "not_found": "404: no such model",
+    "bad_request": "400: our bug, or the schema's",
+    "context_length": "the conversation is too long (asked again, shorter, where that is possible)",
+    "content_filter": "the provider withholds it",
+}
+PASSING = ("rate_limited", "unavailable", "timeout", "connection", "bad_reply")
+FOLLOWS = {"again": "the same model, later", "next": "the next model, at once", "end": "the run ends"}
+
+
+def pace() -> str:
+    """docs/pace.md with its tables written again; the prose between them is by hand."""
+    lines = [
+        "| fault | what it is | first time | second time, models left | no model left |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, text in FAULT_KINDS.items():
+        fault = ModelFault(kind, "", kind in PASSING)  # type: ignore[arg-type]
+        told = [FOLLOWS[what_follows(fault, failures=n, left=left)] for n, left in ((1, 1), (2, 1), (2, 0))]
+        lines.append(f"| `{kind}` | {text} | {' | '.join(told)} |")
+    figures = ["| constant | value | |", "|---|---|---|"]
+    figures += [f"| `{name}` | {getattr(limits, name)} | {text} |" for name, text in PACE_FIGURES.items()]
+    page = (DOCS / "pace.md").read_text(encoding="utf-8")
+    for name, table in (("follows", lines), ("figures", figures)):
+        begin, end = f"<!-- generated: {name} -->\n", "<!-- /generated -->"
+        head, _, rest = page.partition(begin)
+        page = head + begin + "\n".join(table) + "\n" + end + rest.partition(end)[2]
+    return page
+
+
 PAGES = {
+    "pace.md": pace,
     "state_machine.md": state_machine,
     "limits.md": limits_page,
     "queues.md": queues_page,
