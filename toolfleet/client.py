@@ -16,6 +16,7 @@ from toolfleet.adapters.telemetry.caller import trace_of_caller
 from toolfleet.adapters.telemetry.ids import Traceparent
 from toolfleet.definitions import unknown_agent
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.control import INTENT
 from toolfleet.schemas.conversation import AssistantItem
 from toolfleet.schemas.errors import (
     InputError,
@@ -279,6 +280,7 @@ class Client:
         _check_types(request)
         agent = await self._agent(request.agent)
         _check(request)
+        _check_intent(request, agent)
         size = len(request.input.encode())
         limits = agent.limits if request.limits is None else agent.limits.tightened_by(request.limits)
         run_id = new_run_id()
@@ -419,6 +421,16 @@ def _check_name(name: str, value: object, most: int) -> None:
             f"{name} must be a text of 1 to {most} characters", hint="Leave it out, or shorten it."
         )
     _check_text(name, value)
+
+
+def _check_intent(request: RunRequest, agent: AgentSpec) -> None:
+    """An intent nobody declared would leave the run without a tool; a wrong name is said at once instead."""
+    intent, known = request.metadata.get(INTENT), agent.control.intents
+    if intent is not None and known and intent not in known:
+        raise InputError(
+            f"agent {agent.name!r} knows no intent {intent!r}",
+            hint=f"Intents: {', '.join(sorted(known))}. Without one, all its tools may be called.",
+        )
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:

@@ -386,7 +386,7 @@ def _result(spec: ToolSpec) -> Iterator[Finding]:
 
 
 def _agent(agent: AgentSpec) -> Iterator[Finding]:
-    count = len(agent.tools)
+    count = min(len(agent.tools), agent.control.top_k or len(agent.tools))  # what one step offers
     if count > TOOLS_NOTED_ABOVE:
         id_ = "many-tools" if count > TOOLS_WARNED_ABOVE else "some-tools"
         yield Finding(

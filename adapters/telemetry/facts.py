@@ -21,6 +21,7 @@ from toolfleet.schemas.events import (
     ModelFailed,
     ModelReplied,
     RunUnworkable,
+    StepFacts,
 )
 from toolfleet.schemas.model import ModelRequest
 from toolfleet.schemas.outcomes import CallOutcome
@@ -63,8 +64,9 @@ def decision(
         case ModelReplied(reply=reply, calls=calls, facts=facts):
             found |= {n.CALLS: len(calls), n.MODEL_S: facts.model_s, n.QUEUE_S: facts.queue_s}
             found |= {n.COST_USD: facts.cost_usd, **_tokens(event), n.REQUEST_MODEL: facts.model}
-            found |= _text(n.RESPONSE_MODEL, reply.model)
+            found |= _text(n.RESPONSE_MODEL, reply.model) | _ruled(facts)
         case ModelFailed(fault=fault, facts=facts, delay_s=delay_s):
+            found |= _ruled(facts)
             found |= {n.MODEL_S: facts.model_s, n.QUEUE_S: facts.queue_s, n.REQUEST_MODEL: facts.model}
             found[n.ERROR_TYPE] = fault.kind
             if applied is not None and applied.state is not None and not applied.state.terminal:
@@ -86,7 +88,7 @@ def chat(info: RunInfo, request: ModelRequest, event: Event | None, *, content: 
         found[n.TEMPERATURE] = request.agent.temperature
     if content:
         found[n.INPUT_MESSAGES] = _json([asdict(item) for item in request.items])
-        found |= _text(n.SYSTEM_INSTRUCTIONS, request.agent.instructions[:CONTENT_CHARS_MAX])
+        found |= _text(n.SYSTEM_INSTRUCTIONS, request.agent.system_text[:CONTENT_CHARS_MAX])
     match event:
         case ModelReplied(reply=reply, facts=facts):
             found |= {n.PROVIDER: _PROVIDERS.get(reply.wire, reply.wire), n.FINISH_REASONS: (reply.finish,)}
@@ -178,6 +180,20 @@ def _choices(request: ModelRequest) -> Attributes:
         n.PARALLEL: request.parallel,
         n.ALLOWED_TOOLS: tuple(t.name for t in request.tools) if allowed is None else allowed,
     }
+
+
+def _ruled(facts: StepFacts) -> Attributes:
+    """What the rules of the agent came to, and what was left out of the request."""
+    found: Attributes = {}
+    if facts.control is not None:
+        found[n.TOOL_BAND] = facts.control.band
+        if facts.control.rules:
+            found[n.RULES] = facts.control.rules
+        if facts.control.excluded:
+            found[n.EXCLUDED_TOOLS] = tuple(f"{tool}={why}" for tool, why in facts.control.excluded)
+    if facts.context.dropped_items:
+        found[n.DROPPED_ITEMS] = facts.context.dropped_items
+    return found
 
 
 def _tokens(event: ModelReplied) -> Attributes:

@@ -64,6 +64,10 @@ TOOLSET_VERSION: Final = "toolfleet.toolset_version"
 TOOL_CHOICE: Final = "toolfleet.tool_choice"
 PARALLEL: Final = "toolfleet.parallel_tool_calls"
 ALLOWED_TOOLS: Final = "toolfleet.allowed_tools"
+RULES: Final = "toolfleet.rules"  # which rules of the agent had a say
+EXCLUDED_TOOLS: Final = "toolfleet.excluded_tools"  # tool=reason
+TOOL_BAND: Final = "toolfleet.tool_band"
+DROPPED_ITEMS: Final = "toolfleet.context.dropped_items"
 CALLS: Final = "toolfleet.calls"
 RESULTS: Final = "toolfleet.results"
 ATTEMPT: Final = "toolfleet.attempt"

@@ -26,7 +26,7 @@ from toolfleet import (
     decision_output,
 )
 from toolfleet.client import RunResult
-from toolfleet.schemas.errors import InvalidDefinition
+from toolfleet.schemas.errors import InputError, InvalidDefinition
 
 Script = Callable[[dict[str, Any], int], dict[str, Any]]  # (request, how many before and with it) -> message
 
@@ -193,6 +193,19 @@ def test_hooks_nobody_declared_are_errors_of_the_definition(tmp_path: Path) -> N
         fleet.agent("desk", model="m", tools=["look"], control=ControlPolicy(hook="gone"))
     with pytest.raises(InvalidDefinition, match="not as a lambda"):
         fleet.hook(lambda step: None)
+
+
+def test_the_intent_of_a_run_narrows_and_a_wrong_one_is_refused_at_once(tmp_path: Path) -> None:
+    rules = ControlPolicy(intents={"weight": ("weigh",)})
+
+    def script(body: dict[str, Any], count: int) -> dict[str, Any]:
+        return _calls("look", "weigh") if count == 1 else {"content": "Done."}
+
+    (result,), _, _ = _play(tmp_path, script, _desk(control=rules), metadata={"intent": "weight"})
+
+    assert [r.outcome for r in result.results] == ["not_available", "ok"]
+    with pytest.raises(InputError, match="knows no intent 'odd'"):
+        _play(tmp_path, script, _desk(control=rules), metadata={"intent": "odd"})
 
 
 def test_an_answer_with_a_schema_is_validated_corrected_and_given_as_a_value(tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def test_spans_carry_the_facts_of_the_step_rows(tmp_path: Path, collector: Colle
         assert found[n.PROMPT_VERSION] == view.info.prompt_version
         assert found[n.TOOLSET_VERSION] == view.info.toolset_version
         assert found[n.CORRELATION] == view.info.correlation_id
+        assert found[n.TOOL_BAND] == row.fields["tool_band"] == "fine"
         assert (
             found[n.ALLOWED_TOOLS] == ["look_up", "whoami", "shaky", "current"]
             and found[n.TOOL_CHOICE] == "auto"

@@ -19,7 +19,7 @@ from tests.unit.machine_builders import (
 )
 from toolfleet.schemas.control import Control
 from toolfleet.schemas.conversation import AssistantItem, NoticeItem
-from toolfleet.schemas.events import CallsSettled, ModelFailed, StepFacts
+from toolfleet.schemas.events import CallsSettled, ModelFailed, ProposedCall, StepFacts
 from toolfleet.schemas.ids import LeaseToken
 from toolfleet.schemas.limits import Limits
 from toolfleet.schemas.model import ModelFault
@@ -102,12 +102,19 @@ def test_an_answer_that_fits_its_schema_is_stored_as_its_canonical_json() -> Non
     assert step.state.output == '{"total":3}' and step.state.structured
 
 
-def test_a_refusal_is_a_refusal_also_where_a_call_was_demanded() -> None:
+@pytest.mark.parametrize("calls", [(), (proposed(0), effect(1))])
+@pytest.mark.parametrize("finish", ["refusal", "content_filter"])
+def test_a_refusal_is_final_and_runs_nothing_whatever_was_demanded(
+    calls: tuple[ProposedCall, ...], finish: str
+) -> None:
+    # B119: the refused request is not sent again, and a call beside the refusal is not carried out.
     state = _deciding()
 
-    event = replace(replied(state, refusal="no", finish="refusal"), control=NEEDED, output=REFUSED)
+    event = replace(replied(state, calls, refusal="no", finish=finish), control=NEEDED, output=REFUSED)
+    after = reduce(state, event, 2.0).state
 
-    assert reduce(state, event, 2.0).state.reason == "refusal"
+    assert after.status is RunStatus.FAILED and after.reason == finish
+    assert after.counters.tool_calls == 0 and after.counters.corrections == 0
 
 
 @pytest.mark.parametrize(
