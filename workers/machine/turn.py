@@ -126,7 +126,10 @@ def model_failed(state: RunState, event: ModelFailed, now_s: float) -> Step:
         draft.event("turn.retry", turn=state.turn, fault=event.fault.kind, delay_s=round(event.delay_s, 3))
         return draft.step()
     draft.event("model.failed", turn=state.turn, fault=event.fault.kind, message=event.fault.message)
-    closing.end(draft, RunStatus.FAILED, ReasonCode.MODEL_ERROR, FAILED_SENTENCE)
+    if event.fault.kind == "content_filter":
+        closing.end(draft, RunStatus.FAILED, ReasonCode.CONTENT_FILTER, FILTERED_SENTENCE)
+    else:
+        closing.end(draft, RunStatus.FAILED, ReasonCode.MODEL_ERROR, FAILED_SENTENCE)
     return draft.step()
 
 
