@@ -13,6 +13,7 @@ from toolfleet.cli import run_command
 from toolfleet.examples.airline_desk import desk
 from toolfleet.lint import RULES, Finding, lint, lint_tool
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.builtin_tools import READ_RESULT
 from toolfleet.schemas.tools import ToolSpec
 
 TEXT = {"type": "string", "description": "A text."}
@@ -39,6 +40,7 @@ def _ids(spec: ToolSpec) -> list[str]:
 def test_a_tool_with_a_whole_contract_has_no_finding() -> None:
     assert _ids(_spec()) == []
     assert _ids(get_order.spec) == []
+    assert _ids(READ_RESULT) == []
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,10 @@ def test_tools_that_do_nearly_the_same_are_named_together_unless_one_says_how_th
     ("specs", "why"),
     [
         ([_spec(requires=[{"tool": "login"}])], "login is no tool of desk"),
+        (
+            [_spec("get_a", requires=[{"tool": "get_b"}]), _spec("get_b", stages=["never"])],
+            "or can never be called",
+        ),
         ([_spec(stages=["checked"])], "nothing leads to stage checked"),
     ],
 )
@@ -255,6 +261,9 @@ def test_tools_are_listed_shown_and_printed_as_a_model_gets_them(
         "delete_order",
         "get_order",
     ]
+
+    assert run_command(["tools", "schema", "read_result", "-A", app]) == 0  # the runtime brings it
+    assert json.loads(capsys.readouterr().out)["name"] == "read_result"
 
     assert run_command(["tools", "ls", "-A", app]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == [

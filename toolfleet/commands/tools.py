@@ -220,10 +220,13 @@ def _specs(fleet: Fleet, agent: str | None) -> list[ToolSpec]:
 
 
 def _spec(fleet: Fleet, name: str) -> ToolSpec:
+    from toolfleet.schemas.builtin_tools import BUILTIN_TOOLS
     from toolfleet.schemas.errors import InputError
 
     declared = fleet.registry.tools.get(name)
     if declared is None:
+        if name in BUILTIN_TOOLS:
+            return BUILTIN_TOOLS[name]
         known = ", ".join(sorted(fleet.registry.tools)) or "none"
         raise InputError(f"no tool is called {name!r}", hint=f"Tools: {known}.")
     return declared.spec
