@@ -1,6 +1,7 @@
-"""CPU of one model call through OpenAIChatClient, short and long conversation (PERFORMANCE T7: at most 1.5 ms, flat).
+"""CPU of one model call, short and long conversation, over each wire (at most 1.5 ms, and flat: 42 messages and 20 tools
+cost at most 1.5 times 2 messages and 3 tools).
 
-    python benchmarks/model_client.py [--calls N] [--in-flight N]
+    python benchmarks/model_client.py [--calls N] [--in-flight N] [--wire chat_completions|responses|messages]
 
 The server is a process of its own, so that its CPU does not count; what does is the CPU of this process.
 """
@@ -13,10 +14,16 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import orjson
 
-from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
+from toolfleet.adapters.llm.anthropic_messages import AnthropicClient
+from toolfleet.adapters.llm.openai_chat import OpenAIChatClient, OpenAIResponsesClient
+from toolfleet.adapters.llm.profiles import Wire
+from toolfleet.adapters.llm.wire_client import WireClient
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import AssistantItem, Item, ItemCall, ItemResult, MergeItem, UserItem
 from toolfleet.schemas.model import ModelRequest
@@ -25,9 +32,7 @@ from toolfleet.schemas.tools import ToolSpec
 
 SERVER = """
 import asyncio, sys
-BODY = b'{"id":"c","model":"m","choices":[{"index":0,"finish_reason":"tool_calls","message":{"role":"assistant",' \
-    b'"content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"tool_1","arguments":"{}"}}]}}],' \
-    b'"usage":{"prompt_tokens":900,"completion_tokens":20,"total_tokens":920}}'
+BODY = sys.argv[1].encode()
 ANSWER = b"HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(BODY) + BODY
 async def serve(reader, writer):
     try:
@@ -45,6 +50,46 @@ async def main():
 asyncio.run(main())
 """
 ROUNDS = 5
+CALL = {"id": "call_1", "type": "function", "function": {"name": "tool_1", "arguments": "{}"}}
+FUNCTION_CALL = {
+    "type": "function_call",
+    "id": "fc",
+    "call_id": "call_1",
+    "name": "tool_1",
+    "arguments": "{}",
+}
+TOOL_USE = {"type": "tool_use", "id": "call_1", "name": "tool_1", "input": {}}
+BODIES: dict[Wire, Any] = {
+    "chat_completions": {
+        "model": "m",
+        "choices": [
+            {"index": 0, "message": {"content": None, "tool_calls": [CALL]}, "finish_reason": "tool_calls"}
+        ],
+        "usage": {"prompt_tokens": 900, "completion_tokens": 20, "total_tokens": 920},
+    },
+    "responses": {
+        "object": "response",
+        "status": "completed",
+        "output": [FUNCTION_CALL],
+        "usage": {"input_tokens": 900, "output_tokens": 20},
+    },
+    "messages": {
+        "type": "message",
+        "stop_reason": "tool_use",
+        "content": [TOOL_USE],
+        "usage": {"input_tokens": 900, "output_tokens": 20},
+    },
+}
+PROVIDERS: dict[Wire, Any] = {  # what a turn of the history is kept as
+    "chat_completions": {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    "responses": {"output": [FUNCTION_CALL]},
+    "messages": {"role": "assistant", "content": [TOOL_USE]},
+}
+CLIENTS: dict[Wire, type[WireClient]] = {
+    "chat_completions": OpenAIChatClient,
+    "responses": OpenAIResponsesClient,
+    "messages": AnthropicClient,
+}
 
 
 def _tools(count: int) -> tuple[ToolSpec, ...]:
@@ -62,15 +107,13 @@ def _tools(count: int) -> tuple[ToolSpec, ...]:
     )
 
 
-def _items(messages: int) -> tuple[Item, ...]:
+def _items(messages: int, wire: Wire) -> tuple[Item, ...]:
     """A conversation of that many messages: one of the user, then turns of a call and its result, and one more."""
     items: list[Item] = [UserItem("Where is my order A-1?")]
     while len(items) + 2 <= messages - 1:
         wire_id = f"call_{len(items)}"
-        call = {"id": wire_id, "type": "function", "function": {"name": "tool_1", "arguments": "{}"}}
-        provider = {"role": "assistant", "content": None, "tool_calls": [call]}
         calls = (ItemCall(wire_id, wire_id, "tool_1", '{"order_id":"A-1"}'),)
-        items.append(AssistantItem(None, calls, wire="chat_completions", provider=provider))
+        items.append(AssistantItem(None, calls, wire=wire, provider=PROVIDERS[wire]))
         content = orjson.dumps(
             {"status": "success", "data": {"order": "A-1", "lines": ["x" * 40] * 10}}
         ).decode()
@@ -80,7 +123,7 @@ def _items(messages: int) -> tuple[Item, ...]:
     return tuple(items)
 
 
-async def _measure(client: OpenAIChatClient, request: ModelRequest, calls: int, in_flight: int) -> float:
+async def _measure(client: WireClient, request: ModelRequest, calls: int, in_flight: int) -> float:
     """Seconds of CPU for one call."""
     left = calls
 
@@ -95,11 +138,44 @@ async def _measure(client: OpenAIChatClient, request: ModelRequest, calls: int, 
     return (time.process_time() - started) / calls
 
 
-async def _run(port: int, calls: int, in_flight: int) -> None:
-    client = OpenAIChatClient(f"http://127.0.0.1:{port}/v1")
+def request_of(tool_count: int, messages: int, wire: Wire) -> ModelRequest:
+    agent = AgentSpec(name="bench", model="m", instructions="Be kind. " * 50, tools=_tools(tool_count))
+    return ModelRequest(agent, _items(messages, wire), agent.tools)
+
+
+async def measured(
+    port: int, wire: Wire, shapes: list[tuple[int, int]], calls: int, rounds: int
+) -> list[float]:
+    """Least seconds of CPU of one call, for each (tools, messages); the shapes take turns, so that a busy moment of the
+    machine meets all of them."""
+    client = CLIENTS[wire](f"http://127.0.0.1:{port}/v1")
+    requests = [request_of(tools, messages, wire) for tools, messages in shapes]
+    found: list[list[float]] = [[] for _ in shapes]
+    for request in requests:
+        await _measure(client, request, 20, 4)  # connections, caches
+    for _ in range(rounds):
+        for place, request in enumerate(requests):
+            found[place].append(await _measure(client, request, calls, 4))
+    await client.aclose()
+    return [min(times) for times in found]
+
+
+@contextmanager
+def serving(wire: Wire) -> Iterator[int]:
+    """A server of that wire in a process of its own; its port."""
+    command = [sys.executable, "-c", SERVER, orjson.dumps(BODIES[wire]).decode()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield int(server.stdout.readline())
+        finally:
+            server.terminate()
+
+
+async def _run(port: int, calls: int, in_flight: int, wire: Wire) -> None:
+    client = CLIENTS[wire](f"http://127.0.0.1:{port}/v1")
     for tool_count, messages in ((3, 2), (3, 42), (20, 2), (20, 42), (20, 200)):
-        agent = AgentSpec(name="bench", model="m", instructions="Be kind. " * 50, tools=_tools(tool_count))
-        request = ModelRequest(agent, _items(messages), agent.tools)
+        request = request_of(tool_count, messages, wire)
         size = len(client.render(request))
         await _measure(client, request, 50, in_flight)  # connections, caches
         rounds = [await _measure(client, request, calls, in_flight) for _ in range(ROUNDS)]
@@ -122,13 +198,12 @@ def main() -> None:
     )
     parser.add_argument("--calls", type=int, default=500, help="calls in each of five rounds")
     parser.add_argument("--in-flight", type=int, default=32)
+    parser.add_argument("--wire", choices=list(CLIENTS), help="one wire only")
     chosen = parser.parse_args()
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            asyncio.run(_run(int(server.stdout.readline()), chosen.calls, chosen.in_flight))
-        finally:
-            server.terminate()
+    for wire in [chosen.wire] if chosen.wire else list(CLIENTS):
+        print(wire)
+        with serving(wire) as port:
+            asyncio.run(_run(port, chosen.calls, chosen.in_flight, wire))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, assert_never
 
-import orjson
-
 from toolfleet.adapters.llm.output_form import form_of
 from toolfleet.adapters.llm.profiles import ANTHROPIC, Profile
 from toolfleet.adapters.llm.rendering import (
@@ -20,8 +18,8 @@ from toolfleet.adapters.llm.rendering import (
     given_message,
     legal_name,
     model_name,
-    sent_arguments,
     sent_tools,
+    sent_value,
     system_text,
     user_of,
     wire_ids,
@@ -200,13 +198,13 @@ def _assistant(
 
 
 def _call(
-    call: ItemCall, ids: Mapping[str, str], profile: Profile, forms: ToolForms, raw: str | None = None
+    call: ItemCall, ids: Mapping[str, str], profile: Profile, forms: ToolForms, given: Any = None
 ) -> Block:
     return {
         "type": "tool_use",
         "id": ids[call.wire_id],
         "name": legal_name(forms.sent_name(call.name), profile),
-        "input": orjson.Fragment(sent_arguments(raw, forms.sent_arguments(call.name, call.arguments))),
+        "input": sent_value(given, forms.sent_arguments(call.name, call.arguments)),
     }
 
 
@@ -228,14 +226,13 @@ def _replayed(
             case "tool_use":
                 if waiting:
                     call = waiting.pop(0)
-                    raw = dumps(old.get("input")).decode()
                     caller = old.get("caller")
                     kept = (
                         {"caller": caller}
                         if isinstance(caller, dict) and caller.get("type") != "direct"
                         else {}
                     )
-                    blocks.append({**_call(call, ids, profile, forms, raw), **kept})
+                    blocks.append({**_call(call, ids, profile, forms, old.get("input")), **kept})
             case _:  # thinking, redacted_thinking, the provider's own tools: signed or paired, never touched
                 blocks.append(dict(old))
     return blocks + [_call(call, ids, profile, forms) for call in waiting]
