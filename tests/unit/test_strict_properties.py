@@ -82,8 +82,23 @@ def _made_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(objects, objects, lists, unions, parts, tuples)
 
 
+CONSTRAINTS: tuple[dict[str, Any], ...] = (
+    {"minProperties": 1},
+    {"maxProperties": 2},
+    {"not": {"required": ["a", "b"]}},
+    {"if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    {"dependentRequired": {"a": ["b"]}},
+    {"dependencies": {"a": {"required": ["c"]}}},
+    {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"patternProperties": {"^x-": {"type": "string"}}},
+    {"propertyNames": {"maxLength": 5}},
+)
+
+
 def _object(properties: dict[str, Any], source: random.Random, rest: Any, inner: Any) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": source.choice(["object", "dict"]), "properties": properties}
+    if source.random() < 0.3:
+        schema |= source.choice(CONSTRAINTS)
     required = [name for name in properties if source.random() < 0.5]
     if required:
         schema["required"] = required

@@ -627,3 +627,15 @@ def test_a_tool_is_sent_strict_by_choice() -> None:
     assert [form.strict for form in forms.forms] == [True, False]
     assert [form.name for form in forms.forms] == ["one", "two"]
     assert forms.forms[1].parameters == declared
+
+
+def test_a_name_given_twice_beside_declared_ones_is_refused_and_says_so() -> None:
+    spec = _spec("t", {**_optional(x={"type": "integer"}), "additionalProperties": True})
+    strict = strict_tool(spec, OPENAI)
+    assert isinstance(strict, StrictTool)
+
+    for names in (["a", "a"], ["x"]):
+        others = [{"key": name, "value": 1} for name in names]
+        read = read_arguments(strict.restore_text(json.dumps({"x": 1, "other_properties": others})), spec)
+        assert isinstance(read, Invalid)
+        assert "a key appears twice" in read.message

@@ -2,7 +2,8 @@
 
 Pure. `restore(encode(x)) == x` for everything the declared schema accepts, up to null for a property that is null by
 default. What does not have the shape of the strict form is passed through unchanged: validation against the declared
-schema comes afterwards and says what is wrong with it.
+schema comes afterwards and says what is wrong with it. Only where that could take it for something else, restoring
+raises NamedTwice.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ KEY: Final = "key"
 VALUE: Final = "value"
 LEFT_OUT: Final = "left_out"
 MARKER: Final[Mapping[str, Any]] = {LEFT_OUT: True}  # stands for absent where null already has a meaning
+
+
+class NamedTwice(ValueError):
+    """Arguments of an open object that give one name two values: there is no object like that. Carries the name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name!r} is given more than once")
+        self.name = name
 
 
 class Codec(Protocol):
@@ -100,10 +109,11 @@ class Object:
                 restored[known.name] = known.codec.restore(inner)
         if self.others is not None and self.others[0] in value:
             rest = Entries(self.others[1]).restore(value[self.others[0]])
-            if not isinstance(rest, dict) or rest.keys() & restored.keys():
-                restored[self.others[0]] = value[self.others[0]]  # no list of entries, or a name given twice
-            else:
-                restored |= rest
+            if not isinstance(rest, dict):
+                raise NamedTwice(self.others[0])  # no list of entries with a name each
+            if twice := rest.keys() & restored.keys():
+                raise NamedTwice(min(twice))
+            restored |= rest
         return restored
 
     def encode(self, value: Any) -> Any:

@@ -17,8 +17,10 @@ from toolfleet.adapters.llm.strict.kinds import (
     boxed,
     constraints_of,
     described,
+    kept_keywords,
     nullable,
     with_description,
+    without_unions,
 )
 from toolfleet.adapters.llm.strict.limits import check_limits, union_count
 from toolfleet.adapters.llm.strict.merge import (
@@ -31,7 +33,7 @@ from toolfleet.adapters.llm.strict.merge import (
 )
 from toolfleet.adapters.llm.strict.overlap import may_overlap
 from toolfleet.adapters.llm.strict.profiles import StrictProfile
-from toolfleet.adapters.llm.strict.values import Values
+from toolfleet.adapters.llm.strict.values import STRUCTURE, Values
 from toolfleet.schemas.dialects import DEPTH_MAX, Note, Schema, SchemaRefused, joined, resolve
 
 WRAPPED: Final = "arguments"
@@ -101,7 +103,9 @@ class Converter(Values):
             flat = merged({}, flat, self.document, "")
         types = flat.get("type", "object" if constraints_of("object") & flat.keys() else None)
         if "object" in (types if isinstance(types, list) else [types]) and not self._shaping_union(flat, ""):
-            flat = {key: value for key, value in flat.items() if key not in ("anyOf", "oneOf")}
+            flat = without_unions(flat)
+            for key in kept_keywords(flat, ["object"], STRUCTURE):
+                self.kept("", key)
             return self.object({**flat, "type": "object"}, "", root=True)
         self.note("", "root_wrapped", f"it is no plain object and stands inside one, under {WRAPPED!r}")
         inner = self.part(self.document, "")
@@ -122,9 +126,7 @@ class Converter(Values):
                 return self._reference(flat, path)
             if self._shaping_union(flat, path):
                 return self._union(flat, path)
-            return self.kinds(
-                {key: value for key, value in flat.items() if key not in ("anyOf", "oneOf")}, path
-            )
+            return self.kinds(without_unions(flat), path)
         except Unsatisfiable as exc:
             exc.path = exc.path or path
             raise

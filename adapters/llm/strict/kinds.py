@@ -39,6 +39,15 @@ _CONSTRAINTS: Final[Mapping[str, frozenset[str]]] = {
 }
 _ANY_KIND: Final = frozenset({"not", "if", "then", "else"})
 _SHOWN_CHARS_MAX: Final = 120
+_COUNTING: Final = frozenset(
+    {
+        *("minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "not", "if", "anyOf"),
+        "oneOf",
+    }
+)
+PRESENCE: Final = (
+    "x-presence-matters"  # of our own: set where a node's constraints look at which properties are there
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,12 @@ class Part:
 def constraints_of(kind: str) -> frozenset[str]:
     """The keywords that are about values of that kind."""
     return _CONSTRAINTS.get("number" if kind == "integer" else kind, frozenset())
+
+
+def without_unions(flat: Schema) -> Schema:
+    """A node whose unions are constraints only, without them; that they are about presence is kept in mind."""
+    rest = {key: value for key, value in flat.items() if key not in ("anyOf", "oneOf")}
+    return {**rest, PRESENCE: True} if _COUNTING & flat.keys() else rest
 
 
 def kept_keywords(flat: Mapping[str, Any], kinds: Iterable[str], written: Iterable[str]) -> list[str]:

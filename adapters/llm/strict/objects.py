@@ -16,7 +16,7 @@ from toolfleet.adapters.llm.strict.codec import (
     Object,
     Property,
 )
-from toolfleet.adapters.llm.strict.kinds import Part, boxed, with_description, with_null
+from toolfleet.adapters.llm.strict.kinds import PRESENCE, Part, boxed, with_description, with_null
 from toolfleet.adapters.llm.strict.merge import Unsatisfiable
 from toolfleet.adapters.llm.strict.names import property_aliases
 from toolfleet.adapters.llm.strict.profiles import StrictProfile
@@ -86,7 +86,9 @@ class Objects:
         for name, wire in property_aliases(declared, self.profile, path).items():
             here = joined(path, "properties", name)
             try:
-                part, absent = self._property(declared[name], here, required=name in required)
+                part, absent = self._property(
+                    declared[name], here, required=name in required, presence=PRESENCE in flat
+                )
             except Unsatisfiable as exc:
                 if exc.forbidden and name not in required:
                     self.note(here, "property_forbidden", "it may never be there, and is left out")
@@ -119,8 +121,9 @@ class Objects:
         patterns: dict[str, Schema | bool] = flat.get("patternProperties", {})
         if patterns:
             self.kept(path, "patternProperties")
-            found = [one for one in (*patterns.values(), rest) if one is not False and one is not None]
-            return {"anyOf": found} if len(found) > 1 else found[0] if found else None
+            # Names that match no pattern are as open or closed as without patterns; said nothing, they are open.
+            found = [*patterns.values(), *([] if rest is False else [True if rest is None else rest])]
+            return found[0] if len(found) == 1 else True if True in found or {} in found else {"anyOf": found}
         if rest is False or (rest is None and root):
             return None
         if rest is None and flat.get("properties"):
@@ -128,7 +131,9 @@ class Objects:
             return None
         return True if rest is None else rest
 
-    def _property(self, node: Schema | bool, path: str, *, required: bool) -> tuple[Part, Absent]:
+    def _property(
+        self, node: Schema | bool, path: str, *, required: bool, presence: bool
+    ) -> tuple[Part, Absent]:
         """The strict form of one property, and how its absence is written."""
         part = self.inner(node, path)
         if required:
@@ -139,7 +144,7 @@ class Objects:
                 return Part(with_null(part.schema), part.codec), "null"
             self.note(path, "optional_left_out", "it may be absent, and is not among the required ones")
             return part, "left_out"
-        if isinstance(node, dict) and "default" in node and node["default"] is None:
+        if not presence and isinstance(node, dict) and "default" in node and node["default"] is None:
             self.note(path, "optional", "it may be absent: null stands for that, as it does by default")
             return part, "null_is_default"
         if self.profile.optional == "nullable_then_left_out":

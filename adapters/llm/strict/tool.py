@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import jsonschema_rs
 
-from toolfleet.adapters.llm.strict.codec import SAME, Codec, read_json, write_json
+from toolfleet.adapters.llm.strict.codec import SAME, Codec, NamedTwice, read_json, write_json
 from toolfleet.adapters.llm.strict.convert import convert
 from toolfleet.adapters.llm.strict.limits import size_of
 from toolfleet.adapters.llm.strict.names import wire_name
@@ -44,7 +44,7 @@ class StrictSchema:
     codec: Codec = field(repr=False)
 
     def restore(self, value: Any) -> Any:
-        """A value of the strict form, as the declared schema has it."""
+        """A value of the strict form, as the declared schema has it. Raises NamedTwice (a ValueError)."""
         return self.codec.restore(value)
 
     def encode(self, value: Any) -> Any:
@@ -63,7 +63,7 @@ class StrictTool:
     codec: Codec = field(repr=False)
 
     def restore(self, arguments: Any) -> Any:
-        """Arguments as the model wrote them -> as the tool declared them."""
+        """Arguments as the model wrote them -> as the tool declared them. Raises NamedTwice (a ValueError)."""
         return self.codec.restore(arguments)
 
     def encode(self, arguments: Any) -> Any:
@@ -85,7 +85,15 @@ class StrictTool:
             value = read_json(text)
         except ValueError:
             return text
-        return write_json(step(value)) if isinstance(value, dict) else text
+        if not isinstance(value, dict):
+            return text
+        try:
+            return write_json(step(value))
+        except NamedTwice as exc:
+            name = write_json(exc.name)
+            return (
+                f"{{{name}:null,{name}:null}}"  # what it says; the strict reading of arguments refuses it so
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class Values(Objects):
             whole = nullable(parts[0]) if "null" in kinds else parts[0]
         else:
             whole = _together(others, parts, "null" in kinds)
-        kept = kept_keywords(flat, others, _STRUCTURE | _written(flat, parts))
+        kept = kept_keywords(flat, others, STRUCTURE | _written(flat, parts))
         for key in kept:
             self.kept(path, key)
         return with_description(whole, described(flat, kept))
@@ -212,7 +212,7 @@ class Values(Objects):
         return True
 
 
-_STRUCTURE: Final = frozenset(
+STRUCTURE: Final = frozenset(
     {
         *("properties", "required", "additionalProperties", "patternProperties", "unevaluatedProperties"),
         *("items", "prefixItems"),
