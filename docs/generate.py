@@ -21,7 +21,8 @@ from toolfleet.schemas.model import ModelFault
 from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, RunStatus, TurnPhase
 from toolfleet.schemas.vocabulary import OUTCOME_RULES, ResultEnvelope
 from toolfleet.workers.decision.fallback import what_follows
-from toolfleet.workers.machine.table import CALL_TABLE, EVENTS, MISS, PHASE_TABLE, STATUSES, TABLE, Next
+from toolfleet.workers.machine.call_table import CALL_TABLE, MISS, Next
+from toolfleet.workers.machine.table import EVENTS, PHASE_TABLE, STATUSES, TABLE
 from toolfleet.workers.points import POINTS
 
 DOCS = Path(__file__).parent

@@ -4,7 +4,8 @@
     ├── InputError                 what the caller handed in cannot be accepted; nothing was stored
     │   ├── UnknownAgent           ├── UnknownTool          ├── UnknownRun
     │   ├── InvalidDefinition      ├── RunNotFinished       ├── IdempotencyConflict
-    │   ├── UnknownDead            └── TooLarge
+    │   ├── UnknownDead            ├── TooLarge
+    │   ├── UnknownApproval        ├── UnknownEffect        └── NotAllowed
     ├── MessageRefused             a queue message that cannot be trusted or read: to dead
     │   ├── MalformedMessage       ├── UnsignedMessage      ├── AlteredMessage
     │   ├── OversizedMessage       └── NewerMessage         held, then dead
@@ -17,7 +18,8 @@
     ├── UnsafeSettings             refused at start, with the reason
     └── ToolError                  what a tool raises to say how it failed
         ├── BusinessError          ├── PermissionDenied
-        ├── InvalidArguments       └── Retryable
+        ├── InvalidArguments       ├── Retryable
+        └── NotSent                └── Refused
 
 Messages say what, which one, and what to do now. No payloads and no secrets in them.
 """
@@ -59,6 +61,24 @@ class UnknownRun(InputError):
 
 class UnknownDead(InputError):
     code = "unknown_dead_letter"
+
+
+class UnknownApproval(InputError):
+    code = "unknown_approval"
+
+
+class UnknownEffect(InputError):
+    code = "unknown_effect"
+
+
+class NotAllowed(InputError):
+    """A decision that was refused; `reason` says why, and it was written down."""
+
+    code = "not_allowed"
+
+    def __init__(self, message: str, *, reason: str, hint: str = "", **fields: Any) -> None:
+        super().__init__(message, hint=hint, reason=reason, **fields)
+        self.reason = reason
 
 
 class InvalidDefinition(InputError):
@@ -212,5 +232,26 @@ class Retryable(ToolError):
 
     def __init__(
         self, message: str, *, retry_after_s: float | None = None, reason_code: str = "unavailable"
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, reason_code=reason_code)
+
+
+class NotSent(ToolError):
+    """An effect whose request never left: the other side cannot know of it. Tried again, as a read-only call is."""
+
+    code = "not_sent"
+
+    def __init__(self, message: str = "the request was not sent", *, reason_code: str = "not_sent") -> None:
+        super().__init__(message, reason_code=reason_code)
+
+
+class Refused(ToolError):
+    """An effect the other side refused before it did anything (429, no such service now): tried again after
+    `retry_after_s`."""
+
+    code = "refused"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, reason_code: str = "refused"
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s, reason_code=reason_code)

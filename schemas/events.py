@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from toolfleet.schemas.context import ContextFacts
 from toolfleet.schemas.control import Control
+from toolfleet.schemas.effects import NO_TERMS, EffectState, Entry, Holder, Terms
 from toolfleet.schemas.ids import CallId, CommandId, LeaseToken
 from toolfleet.schemas.model import ModelFault, ModelReply
 from toolfleet.schemas.outcomes import Tier
@@ -57,6 +58,7 @@ class ProposedCall:
     attempts_max: int = 1
     timeout_s: float = 30.0
     repaired: bool = False
+    terms: Terms = NO_TERMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class DecisionDeferred:
 
 @dataclass(frozen=True, slots=True)
 class CallLeased:
-    """T6, and for a call with an effect T10: an executor takes the lease before it tries the call."""
+    """T6: an executor takes the lease before it tries the call, or, of an effect, before it looks at its gates."""
 
     command_id: CommandId
     token: LeaseToken
@@ -139,12 +141,144 @@ class CallLeased:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """T7, T11: an executor stores an outcome; the collector counts it. `token` None: the call was not leased."""
+    """T7: an executor stores the outcome of a read-only call; the collector counts it. `token` None: not leased."""
 
     command_id: CommandId
     token: LeaseToken | None
     attempt: int
     result: CallResult
+
+
+@dataclass(frozen=True, slots=True)
+class CallRefused:
+    """T9: a gate of the present says no; `result` is the outcome. `attempt` is the one that was not begun."""
+
+    command_id: CommandId
+    token: LeaseToken | None
+    attempt: int
+    result: CallResult
+
+
+@dataclass(frozen=True, slots=True)
+class CallDeferred:
+    """T9: a gate of the present says not now. No attempt is used up."""
+
+    command_id: CommandId
+    token: LeaseToken | None
+    attempt: int
+    delay_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierRaised:
+    """T9: with these arguments the call is of a higher tier; it goes on in the queue of that tier."""
+
+    command_id: CommandId
+    token: LeaseToken | None
+    tier: Tier
+    asks: bool  # somebody has to approve it there
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequested:
+    """T9: somebody has to be asked. `standing`: a standing approval covers it, so nobody is."""
+
+    command_id: CommandId
+    token: LeaseToken | None
+    arguments_hash: str
+    expires_s: float
+    requested_by: str = ""
+    summary: str = ""
+    standing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalDecided:
+    """T19: somebody decides. `answer`: approve | reject | edit; `arguments`: the canonical ones that take the place of
+    the model's (edit). `arguments_hash`: of the arguments the decider has seen."""
+
+    call_id: CallId
+    approval_id: str
+    answer: str
+    by: str
+    arguments_hash: str
+    reason: str = ""
+    arguments: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffectClaimed:
+    """T10: the executor takes the lease and the key, and is about to send. `arguments_hash`: of what it will send.
+    `holder` is filled in by the store, under the lock: who holds the key now."""
+
+    command_id: CommandId
+    token: LeaseToken
+    owner: str
+    lease_s: float
+    key: str
+    arguments_hash: str
+    holder: Holder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffectEnded:
+    """T11: what the sender says of its attempt; counts whoever holds the lease. `came`: HAPPENED, BUSINESS_ERROR,
+    REFUSED, NOT_SENT, or RECONCILING (unknown). `again`: it may be tried again, after `delay_s`. `no_effect`: the tool
+    answers for earlier attempts under the key as well."""
+
+    command_id: CommandId
+    attempt: int
+    came: EffectState
+    result: CallResult
+    again: bool = False
+    delay_s: float = 0.0
+    died: bool = False
+    no_effect: bool = False
+    found: Entry | None = None  # the ledger's row, filled in by the store for a call of an earlier turn
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileStarted:
+    """T13: an executor is about to ask what became of an effect."""
+
+    command_id: CommandId
+    token: LeaseToken
+    owner: str
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileAnswered:
+    """T14: the answer. `came`: HAPPENED, DID_NOT_HAPPEN or RECONCILING (no answer). `result`: the outcome, where it
+    happened; where it did not, what the call comes to if it may not be tried again."""
+
+    command_id: CommandId
+    token: LeaseToken
+    attempt: int
+    came: EffectState
+    result: CallResult
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallWoken:
+    """What a call waits for is free: it is due now."""
+
+    command_id: CommandId
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectResolved:
+    """T26: an operator answers what nobody could. `found` is filled in by the store, under the lock."""
+
+    call_id: CallId
+    happened: bool
+    by: str
+    note: str = ""
+    answer: str | None = None
+    found: Entry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +352,17 @@ Event = (
     | DecisionDeferred
     | CallLeased
     | CallFinished
+    | CallRefused
+    | CallDeferred
+    | TierRaised
+    | ApprovalRequested
+    | ApprovalDecided
+    | EffectClaimed
+    | EffectEnded
+    | ReconcileStarted
+    | ReconcileAnswered
+    | CallWoken
+    | EffectResolved
     | CallRetry
     | CallsSettled
     | CallAnswered

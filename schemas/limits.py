@@ -115,3 +115,10 @@ TOOLS_NOTED_ABOVE = 10
 TOOLS_WARNED_ABOVE = 20
 TOOLS_MAX = 128  # OpenAI's limit
 INPUT_BYTES_MAX = 1_000_000
+SEND_BY_S = 5.0  # from the claim to the first byte; later, it is not sent
+QUIET_S = (
+    60.0  # after the last moment an attempt can have been at work; before, "did not happen" is not believed
+)
+RECONCILE_WAITS_S = (30.0, 120.0, 600.0)  # after each question without an answer; then a human
+KEY_WAIT_S = 30.0  # how long a call that meets a held key waits before it looks again, if nobody wakes it
+APPROVAL_EXPIRES_S = 24 * 3600.0

@@ -90,6 +90,9 @@ class Tier(StrEnum):
     IRREVERSIBLE = "irreversible"
 
 
+ASKED_TIERS: Final = (Tier.HIGH, Tier.IRREVERSIBLE)  # somebody has to approve what they do
+
+
 class ReasonCode(StrEnum):
     """Why a run or a call ended as it did, for programs. Tools may add codes of their own to business errors."""
 
@@ -131,3 +134,9 @@ class ReasonCode(StrEnum):
     PREREQUISITE = "prerequisite"
     STAGE = "stage"
     NEWER_MESSAGE = "newer_message"
+    NOT_SENT = "not_sent"
+    KEY_HELD = "key_held"
+    SHARED_EFFECT = "shared_effect"
+    REJECTED = "rejected"
+    APPROVAL_EXPIRED = "approval_expired"
+    PRECHECK_FAILED = "precheck_failed"

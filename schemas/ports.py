@@ -5,7 +5,7 @@ Everything here is implemented in `adapters/` and by a fake; workers know only t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import MergeItem
+from toolfleet.schemas.effects import Approver, Audit, StandingApproval
 from toolfleet.schemas.events import Event
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.model import ModelReply, ModelRequest, Usage
@@ -32,14 +33,16 @@ from toolfleet.schemas.pace import (
 from toolfleet.schemas.records import Record, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
-from toolfleet.schemas.tools import ToolContext, ToolSpec
+from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 from toolfleet.schemas.views import (
     AgentVersion,
+    ApprovalView,
     CachedResult,
     CallView,
     Conversation,
     DeadLetter,
     DueRow,
+    EffectView,
     HeldLease,
     QueueLoad,
     RunEvent,
@@ -58,6 +61,10 @@ class Clock(Protocol):
     def now_s(self) -> float: ...
 
     def monotonic_s(self) -> float: ...
+
+    def boot_s(self) -> float:
+        """As monotonic_s, and goes on while the machine is suspended."""
+        ...
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -243,6 +250,50 @@ class RunStore(Protocol):
         """What is outstanding, by queue; queues with nothing are left out."""
         ...
 
+    async def key_waiters(self, key: str, *, limit: int) -> list[tuple[RunId, CommandId]]:
+        """Calls that wait for that effect key, of whatever run."""
+        ...
+
+    async def effects(
+        self, *, limit: int, state: str | None = None, tenant: str | None = None, run_id: str | None = None
+    ) -> list[EffectView]:
+        """The one that changed last first."""
+        ...
+
+    async def effect(self, call_id: str) -> EffectView | None: ...
+
+    async def approvals(
+        self, *, limit: int, status: str | None = None, tenant: str | None = None, run_id: str | None = None
+    ) -> list[ApprovalView]:
+        """The oldest question first."""
+        ...
+
+    async def approval(self, approval_id: str) -> ApprovalView | None: ...
+
+    async def add_approver(self, approver: Approver, token_hash: str) -> None: ...
+
+    async def approver_of(self, token_hash: str) -> Approver | None:
+        """Whose token it is, unless it was revoked."""
+        ...
+
+    async def approvers(self) -> list[Approver]: ...
+
+    async def revoke_approver(self, approver_id: str) -> bool: ...
+
+    async def add_standing(self, standing: StandingApproval) -> None: ...
+
+    async def standing(self, tenant: str, tool: str) -> list[StandingApproval]:
+        """Those that are in force."""
+        ...
+
+    async def end_standing(self, standing_id: str) -> bool: ...
+
+    async def add_audit(self, audit: Audit) -> None: ...
+
+    async def audits(self, *, limit: int, call_id: str | None = None) -> list[Audit]:
+        """Newest first."""
+        ...
+
     async def now(self) -> float: ...
 
     async def aclose(self) -> None: ...
@@ -390,11 +441,25 @@ class StoredResults(Protocol):
         ...
 
 
+MayBegin = Callable[[], bool]
+NOT_IN_TIME = ToolFailed("raised", "its request was not sent in time", 0.0, code="not_sent", began=False)
+
+
 class ToolPlace(Protocol):
     """Room for one attempt of one tool."""
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
-        """Under a hard deadline; never raises for what the tool does."""
+    async def run(
+        self,
+        arguments: dict[str, Any],
+        context: ToolContext,
+        *,
+        timeout_s: float,
+        part: str | None = None,
+        may_begin: MayBegin | None = None,
+    ) -> ToolAnswer:
+        """Under a hard deadline; never raises for what the tool does. `part`: not the tool, but what it brings beside
+        it (`precheck`, `reconcile`). `may_begin` is asked as the last thing before the tool begins; False: it does
+        not, and the answer is NOT_IN_TIME."""
         ...
 
 
@@ -452,6 +517,10 @@ class ToolBackend(Protocol):
     """Has the tools of one process, and places to run them in."""
 
     def spec(self, name: str) -> ToolSpec | None: ...
+
+    def facts(self, name: str, arguments: dict[str, Any], context: ToolContext) -> CallFacts | ToolFailed:
+        """Key, tier and summary of one call of a tool that is loaded; or what the tool's own functions raised."""
+        ...
 
     def place(self, name: str) -> AbstractAsyncContextManager[ToolPlace]:
         """What runs one attempt of that tool, ready to begin at once. Waited for before the lease is taken: a call

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolfleet.schemas.conversation import Item
+from toolfleet.schemas.effects import Audit, EffectState
 from toolfleet.schemas.ids import CallId, LeaseToken
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
@@ -111,6 +112,23 @@ class AppendDead:
     deaths: int
 
 
+@dataclass(frozen=True, slots=True)
+class AppendAudit:
+    """A decision about an approval, or one that was refused; kept for good."""
+
+    audit: Audit
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveEffect:
+    """The ledger's row of that call, of whatever turn, gets the operator's answer."""
+
+    call_id: CallId
+    state: EffectState
+    by: str
+    answer: str | None
+
+
 Record = (
     AppendItem
     | StoreResult
@@ -121,6 +139,8 @@ Record = (
     | AppendStep
     | AppendEvent
     | AppendDead
+    | AppendAudit
+    | ResolveEffect
 )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolfleet.schemas.commands import CommandRow
+from toolfleet.schemas.effects import NO_TERMS, Approval, Entry, Terms
 from toolfleet.schemas.ids import CallId, RunId
 from toolfleet.schemas.limits import Counters, Limits
 from toolfleet.schemas.outcomes import (
@@ -23,8 +24,9 @@ from toolfleet.schemas.outcomes import (
 class CallState:
     """One call of the current turn. Open while `outcome` is None; then closed for good.
 
-    `attempt` is the number of the try that is due or running, from 1. `dispatched` says that an attempt of an
-    effect may have begun and its outcome is not stored: what the effect may have done is unknown until then.
+    `attempt` is the number of the try that is due or running, from 1. `entry` is the ledger's row of a call with an
+    effect, from its first claim on. `waits_key`: the effect key it waits for, held by another call. `edited`: an approver
+    changed its arguments.
     """
 
     call_id: CallId
@@ -40,15 +42,24 @@ class CallState:
     timeout_s: float = 30.0
     waiting: CallWaiting = CallWaiting.READY
     attempt: int = 1
-    dispatched: bool = False
     outcome: CallOutcome | None = None
     repaired: bool = False
     tell_on_denied: bool = False  # a denial goes to the model instead of ending the run
     repeatable: bool = False
+    terms: Terms = NO_TERMS
+    entry: Entry | None = None
+    approval: Approval | None = None  # the question asked last
+    waits_key: str = ""
+    edited: bool = False
 
     @property
     def open(self) -> bool:
         return self.outcome is None
+
+    @property
+    def dispatched(self) -> bool:
+        """An attempt of its effect may have begun, and what came of it is not known."""
+        return self.entry is not None and self.entry.begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +144,7 @@ class NewRun:
     metadata: dict[str, str] = field(default_factory=dict)  # for the submitter
     deadline_s: float | None = None
     reserve_usd: float = 0.0
+    principal: str = ""  # whom the run acts for; may not approve what is irreversible
+    permissions: tuple[str, ...] = ()  # what that principal may do; tools name what they need
+    effect_scope: str = ""  # what effect keys of this run begin with; empty: its id
     trace: dict[str, str] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from toolfleet.schemas.contract import (
     ToolExample,
 )
 from toolfleet.schemas.limits import (
+    APPROVAL_EXPIRES_S,
     RESULT_BYTES_STORED,
     RESULT_BYTES_TO_MODEL,
     RETRY_SHARE,
@@ -68,6 +69,13 @@ class ToolSpec(BaseModel):
     context_parameter: str | None = None  # the parameter that takes the ToolContext; never in the schema
     on_denied: Literal["end_run", "tell_model"] = "end_run"
     strict: Strict = "when_possible"  # whether providers are to enforce the schema while the model writes
+    permissions: tuple[str, ...] = ()  # what the run's principal must have, all of them
+    business_key: str | None = None  # template: "refund:{order_id}"; calls of one key are one effect
+    parts: tuple[str, ...] = ()  # functions the declaration brings: precheck, reconcile, ...
+    reconcile_is_final: bool = False  # "did not happen" cannot become "happened" any more
+    two_person: bool = False
+    double_confirm: bool = False
+    approval_expires_s: float = Field(default=APPROVAL_EXPIRES_S, gt=0, le=366 * 86_400)
 
     use_when: tuple[str, ...] = ()
     not_when: tuple[str, ...] = ()
@@ -157,6 +165,33 @@ class ToolSpec(BaseModel):
         """Hash of the whole contract, 16 hex digits."""
         return digest(self.model_dump(mode="json"))
 
+    @model_validator(mode="after")
+    def _ledger_fits(self) -> ToolSpec:
+        keyed = self.business_key is not None or "business_key" in self.parts
+        for name, said in (
+            ("business_key", keyed),
+            ("reconcile", "reconcile" in self.parts),
+            ("raise_tier", "raise_tier" in self.parts),
+        ):
+            if said and not self.effect:
+                raise ValueError(f"{name} belongs to tools with an effect; declare effect=True")
+        if self.reconcile_is_final and "reconcile" not in self.parts:
+            raise ValueError("reconcile_is_final says something about reconcile=, which is missing")
+        if self.two_person and self.double_confirm:
+            raise ValueError(
+                "two_person and double_confirm exclude each other; two people are the stricter one"
+            )
+        if keyed and self.repeatable:
+            raise ValueError(
+                "a repeatable tool has no business_key: each of its calls is an effect of its own"
+            )
+        return self
+
+    @property
+    def reconciles(self) -> bool:
+        """It can be asked what became of an effect."""
+        return "reconcile" in self.parts
+
     @cached_property
     def schema_hash(self) -> str:
         """Hash of what a call of it rests on: parameters, tier, effect, what is injected. Texts may change freely."""
@@ -196,3 +231,12 @@ class ToolContext:
     deadline_at: float
     principal: str = ""  # on whose behalf the run works: `principal` of its context, or empty
     context: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What the declaration says of one call, by its arguments. `business_key` None: arguments and scope make the key."""
+
+    business_key: str | None
+    tier: Tier
+    summary: str = ""

@@ -8,7 +8,9 @@ from typing import Any
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.conversation import Item
-from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
+from toolfleet.schemas.effects import Approval, Entry
+from toolfleet.schemas.ids import CallId, CommandId, LeaseToken, RunId
+from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.run import CallState, RunState
 
 
@@ -28,6 +30,9 @@ class CallView:
     context: dict[str, Any]
     trace: dict[str, str]
     now_s: float  # the database's time of this reading
+    principal: str = ""
+    permissions: tuple[str, ...] = ()
+    effect_scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,9 @@ class RunInfo:
     trace: dict[str, str]
     created_at: float
     finished_at: float | None
+    principal: str = ""
+    permissions: tuple[str, ...] = ()
+    effect_scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,39 @@ class DeadLetter:
     call_id: str | None = None
     body: bytes | None = None
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectView:
+    """An effect as an operator looks at it. `arguments` are the canonical ones that were sent; `resolved_by` who
+    answered for it, `answer` the JSON they gave."""
+
+    call_id: CallId
+    run_id: RunId
+    turn: int
+    tenant: str
+    tool: str
+    tier: Tier
+    arguments: str
+    timeout_s: float
+    entry: Entry
+    opened_at: float
+    changed_at: float
+    resolved_by: str | None = None
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalView:
+    """A question as whoever decides looks at it: the canonical arguments as they would be sent now."""
+
+    approval: Approval
+    call_id: CallId
+    run_id: RunId
+    turn: int
+    tenant: str
+    tool: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)

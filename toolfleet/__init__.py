@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from toolfleet.schemas.context import ContextPolicy
     from toolfleet.schemas.contract import Prerequisite, ResultField, ToolExample
     from toolfleet.schemas.control import ControlPolicy, Narrowing, PolicyStep
-    from toolfleet.schemas.errors import BusinessError, PermissionDenied, Retryable, ToolError, ToolfleetError
+    from toolfleet.schemas.effects import DidNotHappen, Happened, NoAnswer
+    from toolfleet.schemas.errors import (
+        BusinessError,
+        NotSent,
+        PermissionDenied,
+        Refused,
+        Retryable,
+        ToolError,
+        ToolfleetError,
+    )
     from toolfleet.schemas.limits import Limits
     from toolfleet.schemas.outcomes import CallOutcome, Lane, RunStatus, Tier
     from toolfleet.schemas.output import OutputSpec
@@ -41,14 +50,18 @@ __all__ = [
     "ContextPolicy",
     "ControlPolicy",
     "Decision",
+    "DidNotHappen",
     "ExampleCall",
     "ExampleTurn",
     "Fleet",
     "From",
+    "Happened",
     "Injected",
     "Lane",
     "Limits",
     "Narrowing",
+    "NoAnswer",
+    "NotSent",
     "OpenAIChatClient",
     "OpenAIResponsesClient",
     "OutputSpec",
@@ -56,6 +69,7 @@ __all__ = [
     "PolicyStep",
     "Prerequisite",
     "Price",
+    "Refused",
     "Reply",
     "ResultField",
     "Retryable",
@@ -92,14 +106,18 @@ _HOMES = {
     "ContextPolicy": "schemas.context",
     "ControlPolicy": "schemas.control",
     "Decision": "outputs",
+    "DidNotHappen": "schemas.effects",
     "ExampleCall": "schemas.agents",
     "ExampleTurn": "schemas.agents",
     "Fleet": "fleet",
     "From": "signatures",
+    "Happened": "schemas.effects",
     "Injected": "signatures",
     "Lane": "schemas.outcomes",
     "Limits": "schemas.limits",
     "Narrowing": "schemas.control",
+    "NoAnswer": "schemas.effects",
+    "NotSent": "schemas.errors",
     "OpenAIChatClient": "adapters.llm.openai_chat",
     "OpenAIResponsesClient": "adapters.llm.openai_chat",
     "OutputSpec": "schemas.output",
@@ -107,6 +125,7 @@ _HOMES = {
     "PolicyStep": "schemas.control",
     "Prerequisite": "schemas.contract",
     "Price": "schemas.agents",
+    "Refused": "schemas.errors",
     "Reply": "adapters.llm.scripted",
     "ResultField": "schemas.contract",
     "Retryable": "schemas.errors",

@@ -32,7 +32,7 @@ from toolfleet.prices import refuse_unpriced
 from toolfleet.roles import Roles
 from toolfleet.schemas.errors import StoreUnavailable, UnsafeSettings
 from toolfleet.schemas.limits import DEFAULT_LIMITS
-from toolfleet.schemas.outcomes import Tier
+from toolfleet.schemas.outcomes import ASKED_TIERS
 from toolfleet.schemas.ports import ModelClient, RunStore
 from toolfleet.schemas.views import HeldLease
 from toolfleet.settings import Settings
@@ -45,7 +45,6 @@ from toolfleet.workers.publisher import Publisher
 
 log = structlog.get_logger("toolfleet.app")
 
-GATED_TIERS = (Tier.HIGH, Tier.IRREVERSIBLE)
 LOOK_S: Final = 15.0
 
 
@@ -69,8 +68,8 @@ def contract_tools(registry: Registry, settings: Settings, store: RunStore) -> C
 
 
 def check_tiers(registry: Registry, settings: Settings) -> list[str]:
-    """The tools above medium; refused unless approvals are switched off on purpose."""
-    gated = sorted(name for name, tool in registry.tools.items() if tool.spec.tier in GATED_TIERS)
+    """The tools above tier medium. Said at start: who is asked before they run, or that nobody is."""
+    gated = sorted(name for name, tool in registry.tools.items() if tool.spec.tier in ASKED_TIERS)
     if gated and settings.approvals != "off":
         raise UnsafeSettings(
             f"{len(gated)} tool(s) are above tier medium and nobody would be asked before they run: {', '.join(gated)}",

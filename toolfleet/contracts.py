@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from toolfleet.schemas.contract import Prerequisite, ResultField, Source, ToolExample
 from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.signatures import injected_of, result_fields_of, result_model_of, sources_of
+from toolfleet.tool_parts import EffectOptions
 
 _AS_GIVEN: Final = (
     "returns",
@@ -21,8 +22,9 @@ _AS_GIVEN: Final = (
 _TEXTS: Final = ("use_when", "not_when", "edge_cases", "stages")  # one text, or several
 
 
-class ContractOptions(TypedDict, total=False):
+class ContractOptions(EffectOptions, total=False):
     """The options of `tool` beside those of its execution: what the model is told, and what the runtime holds.
+    Those of effects and approvals: `EffectOptions`.
 
     use_when, not_when, edge_cases, stages: one text or several. examples: arguments, or ToolExample. sources, injected:
     by argument, in place of From and Injected in the signature. requires: names of tools, or Prerequisite. result: a

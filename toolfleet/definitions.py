@@ -28,7 +28,8 @@ from toolfleet.schemas.limits import (
     TOOLS_MAX,
 )
 from toolfleet.schemas.outcomes import Tier
-from toolfleet.schemas.tools import Runner, Strict, ToolContext, ToolSpec
+from toolfleet.schemas.tools import CallFacts, Runner, Strict, ToolContext, ToolSpec
+from toolfleet.tool_parts import Part, effect_fields, facts_of
 
 if typing.TYPE_CHECKING:
     from toolfleet.schemas.ports import Credentials
@@ -51,12 +52,14 @@ class Tool(Generic[P, R]):
         *,
         fixed: Mapping[str, Any] = MappingProxyType({}),
         summariser: Tool[..., Any] | None = None,
+        parts: Mapping[str, Part] = MappingProxyType({}),
     ) -> None:
         self.function = function
         self.spec = spec
         self.arguments_model = arguments_model
         self.fixed = fixed
         self.summariser = summariser
+        self.parts = parts
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -86,6 +89,14 @@ class Tool(Generic[P, R]):
             given[self.spec.context_parameter] = context
         call: Callable[..., Any] = self.function
         return call(**given)
+
+    def invoke_part(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Any:
+        """Call what the tool brings beside its function (`precheck`, `reconcile`)."""
+        return self.parts[name].call({**arguments, **self.fixed}, context)
+
+    def facts(self, arguments: Mapping[str, Any], context: ToolContext) -> CallFacts:
+        """Key, tier and summary of one call. Raises what the tool's own functions raise."""
+        return facts_of(self.spec, self.parts, {**arguments, **self.fixed}, context)
 
     @property
     def target(self) -> str:
@@ -180,6 +191,7 @@ def _declare(function: Callable[..., Any], options: dict[str, Any]) -> Tool[...,
             f"tool {label!r} is defined inside a function, so its child process cannot find it",
             hint='Move it to the top level of a module, make it "async def", or declare runner="loop".',
         )
+    effects, parts = effect_fields(chosen, parameters, label)
     fields = {
         "name": chosen.pop("name") or function.__name__,
         "description": chosen.pop("description") or inspect.getdoc(function) or "",
@@ -188,9 +200,16 @@ def _declare(function: Callable[..., Any], options: dict[str, Any]) -> Tool[...,
         "context_parameter": context_parameter,
         **{name: chosen[name] for name in EXECUTION_OPTIONS if name in chosen},
         **contract,
+        **effects,
     }
     summarise = chosen.get("summarise")
-    return Tool(function, spec_of(fields, label), model, summariser=summariser_of(summarise, label, runner))
+    return Tool(
+        function,
+        spec_of(fields, label),
+        model,
+        summariser=summariser_of(summarise, label, runner),
+        parts=parts,
+    )
 
 
 def spec_of(fields: dict[str, Any], label: str) -> ToolSpec:

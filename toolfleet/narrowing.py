@@ -11,6 +11,7 @@ from toolfleet.definitions import EXECUTION_OPTIONS, Tool, hints_of, spec_of, su
 from toolfleet.schemas.contract import ResultField
 from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.schemas.tools import ToolSpec
+from toolfleet.tool_parts import INHERITED, PARTS
 
 
 def narrow(
@@ -38,6 +39,7 @@ def narrow(
         "runner",
         "name",
         "description",
+        *PARTS,  # the broad tool's functions belong to its function
     }
     if strange := set(options) - known:
         raise InvalidDefinition(
@@ -45,14 +47,16 @@ def narrow(
         )
     hints = hints_of(broad.function, label)
     inherited = {
-        one: value for one, value in spec if one in {*EXECUTION_OPTIONS, "runner", "context_parameter"}
+        one: value
+        for one, value in spec
+        if one in {*EXECUTION_OPTIONS, *INHERITED, "runner", "context_parameter"}
     }
     contract = {"injected": spec.injected, "sources": _kept(spec.sources, offered), **options}
     if spec.result_fields:
         contract["result"] = _shown(spec.result_fields, options.get("result"), label)
     fields = {
         **inherited,
-        **{one: options[one] for one in EXECUTION_OPTIONS if one in options},
+        **{one: options[one] for one in (*EXECUTION_OPTIONS, *INHERITED) if one in options},
         **contract_fields(contract, {"return": hints.get("return")}, label),
         "name": name,
         "description": description,
@@ -66,6 +70,7 @@ def narrow(
         broad.arguments_model,
         fixed={**broad.fixed, **fixed},
         summariser=summariser,
+        parts=broad.parts,
     )
 
 

@@ -88,6 +88,7 @@ class Roles:
             "token": new_token,
             "point": point,
             "telemetry": telemetry,
+            "approvals": settings.approvals == "required",
         }
         model_pace = None if governor is None else _model_pace(governor, clock, self.owner, settings)
         preparer = Preparer(hooks, pace)

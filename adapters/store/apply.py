@@ -21,12 +21,15 @@ from sqlalchemy import (
     update,
 )
 
-from toolfleet.adapters.store import codec, rules
+from toolfleet.adapters.store import codec, ledger_codec, rules
 from toolfleet.adapters.store.dialect import execute_many, insert_new, members
 from toolfleet.adapters.store.tables import (
+    approvals,
+    audit,
     calls,
     commands,
     dead,
+    effects,
     events,
     items,
     results,
@@ -41,6 +44,7 @@ from toolfleet.schemas.ids import RunId
 from toolfleet.schemas.outcomes import TurnPhase
 from toolfleet.schemas.ports import Machine
 from toolfleet.schemas.records import (
+    AppendAudit,
     AppendDead,
     AppendEvent,
     AppendItem,
@@ -49,6 +53,7 @@ from toolfleet.schemas.records import (
     CloseUsage,
     OpenUsage,
     Record,
+    ResolveEffect,
     ReuseResult,
     Step,
     StoreResult,
@@ -87,9 +92,11 @@ UPDATE_RUNS: Final = _update(runs, ["id"], RUN_COLUMNS)
 UPDATE_COMMANDS: Final = _update(commands, ["id"], COMMAND_COLUMNS)
 DELETE_COMMANDS: Final = delete(commands).where(members(commands.c.id, "ids"))
 UPDATE_TURNS: Final = _update(turns, ["run_id", "turn"], ["phase", "merged_at", "ended_at"])
-UPDATE_CALLS: Final = _update(
-    calls, ["run_id", "turn", "position"], ["waiting", "attempt", "dispatched", "outcome"]
-)
+CALL_COLUMNS: Final = ("tier", "waiting", "attempt", "outcome", "arguments", "terms", "waits_key", "edited")
+UPDATE_CALLS: Final = _update(calls, ["run_id", "turn", "position"], CALL_COLUMNS)
+UPDATE_EFFECTS: Final = _update(effects, ["call_id"], ledger_codec.ENTRY_COLUMNS)
+RESOLVE_EFFECTS: Final = _update(effects, ["call_id"], ("state", "changed_at", "resolved_by", "answer"))
+UPDATE_APPROVALS: Final = _update(approvals, ["id"], ledger_codec.APPROVAL_COLUMNS)
 USED: Final = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost_usd")
 CLOSE_USAGE: Final = (
     update(usage)
@@ -108,7 +115,8 @@ INSERT_RESULTS: Final = insert_new(results)
 INSERT_DEAD: Final = insert_new(dead)
 INSERT_USAGE: Final = insert_new(usage)  # a lease that is asked for again under its token is one model call
 INSERTS: Final = {
-    table.name: insert(table) for table in (runs, run_inputs, turns, calls, commands, items, steps, events)
+    table.name: insert(table)
+    for table in (runs, run_inputs, turns, calls, commands, items, steps, events, effects, approvals, audit)
 }
 
 
@@ -123,6 +131,9 @@ class Writes:
     changed_turns: Rows = field(default_factory=list)
     changed_calls: Rows = field(default_factory=list)
     changed_commands: Rows = field(default_factory=list)
+    changed_effects: Rows = field(default_factory=list)
+    resolved_effects: Rows = field(default_factory=list)
+    changed_approvals: Rows = field(default_factory=list)
     deleted_commands: list[str] = field(default_factory=list)
     stored: Rows = field(default_factory=list)
     reuses: list[tuple[RunId, ReuseResult]] = field(default_factory=list)
@@ -140,7 +151,7 @@ class Writes:
         self.inserted["run_inputs"].append(codec.input_values(new))
         self._commands(None, step.state, new.trace)
         self._turns(None, step)
-        self._calls(None, step)
+        self._calls(None, step, new.tenant)
         self._records(new.run_id, new.tenant, step.records)
 
     def add(self, before: RunState, step: Step, *, tenant: str, trace: dict[str, str]) -> None:
@@ -149,7 +160,7 @@ class Writes:
         if step.missed is None and after is not before:
             self.changed_runs.append({"key_id": before.run_id, **codec.run_values(after, self.now)})
             self._turns(before, step)
-            self._calls(before, step)
+            self._calls(before, step, tenant)
             self._commands(before, after, trace)
         self._records(before.run_id, tenant, step.records)
 
@@ -179,31 +190,39 @@ class Writes:
                 }
             )
 
-    def _calls(self, before: RunState | None, step: Step) -> None:
+    def _calls(self, before: RunState | None, step: Step, tenant: str) -> None:
         after = step.state
         known = {} if before is None else {call.call_id: call for call in before.calls}
         if before is not None and (known or before.turn != after.turn):
             for call in rules.calls_left(before, step):
-                self._call(before.run_id, before.turn, known.get(call.call_id), call)
+                self._call(before.run_id, before.turn, tenant, known.get(call.call_id), call)
         if before is None or before.turn != after.turn or not known:
             for call in after.calls:
-                self._call(after.run_id, after.turn, known.get(call.call_id), call)
+                self._call(after.run_id, after.turn, tenant, known.get(call.call_id), call)
 
-    def _call(self, run_id: RunId, turn: int, old: Any, call: Any) -> None:
+    def _call(self, run_id: RunId, turn: int, tenant: str, old: Any, call: Any) -> None:
         if old is None:
             self.inserted["calls"].append(codec.call_values(run_id, turn, call))
-        elif old is not call and old != call:
-            self.changed_calls.append(
-                {
-                    "key_run_id": run_id,
-                    "key_turn": turn,
-                    "key_position": call.index,
-                    "waiting": call.waiting.value,
-                    "attempt": call.attempt,
-                    "dispatched": call.dispatched,
-                    "outcome": None if call.outcome is None else call.outcome.value,
-                }
-            )
+            return
+        if old is call or old == call:
+            return
+        key = {"key_run_id": run_id, "key_turn": turn, "key_position": call.index}
+        self.changed_calls.append({**key, **codec.changed_call_values(call)})
+        if call.entry is not None and call.entry != old.entry:
+            if old.entry is None:
+                row = ledger_codec.new_entry_values(run_id, turn, tenant, call, self.now)
+                self.inserted["effects"].append(row)
+            else:
+                values = ledger_codec.entry_values(call, self.now)
+                self.changed_effects.append({"key_call_id": call.call_id, **values})
+        if call.approval is not None and (call.approval, call.arguments) != (old.approval, old.arguments):
+            if old.approval is None or old.approval.id != call.approval.id:
+                row = ledger_codec.new_approval_values(run_id, turn, tenant, call)
+                self.inserted["approvals"].append(row)
+            else:
+                self.changed_approvals.append(
+                    {"key_id": call.approval.id, **ledger_codec.approval_values(call)}
+                )
 
     def _commands(self, before: RunState | None, after: RunState, trace: dict[str, str]) -> None:
         known: dict[str, CommandRow] = {} if before is None else {row.id: row for row in before.commands}
@@ -242,6 +261,18 @@ class Writes:
                 case AppendEvent(seq, type_, data):
                     event = {"run_id": run_id, "seq": seq, "type": type_, "at": self.now}
                     self.inserted["events"].append({**event, "data": codec.dump(data)})
+                case AppendAudit(one):
+                    self.inserted["audit"].append(ledger_codec.audit_values(one, tenant, self.now))
+                case ResolveEffect():
+                    self.resolved_effects.append(
+                        {
+                            "key_call_id": record.call_id,
+                            "state": record.state.value,
+                            "changed_at": self.now,
+                            "resolved_by": record.by,
+                            "answer": record.answer,
+                        }
+                    )
                 case AppendDead():
                     self.dead.append(dead_values(rules.dead_letter(record, run_id, self.now), tenant))
 
@@ -266,13 +297,24 @@ class Writes:
             connection.execute(DELETE_COMMANDS, {"ids": self.deleted_commands})
         _many(connection, UPDATE_COMMANDS, self.changed_commands)
         self._insert(connection, "commands")
+        self._ledger(connection)
         self._results(connection)
         self._merge(connection)
         self._insert(connection, "items")
         _many(connection, INSERT_USAGE, self.opened_usage)
         _many(connection, CLOSE_USAGE, self.closed_usage)
-        self._insert(connection, "steps", "events")
+        self._insert(connection, "steps", "events", "audit")
         _many(connection, INSERT_DEAD, self.dead)
+
+    def _ledger(self, connection: Connection) -> None:
+        """Effects by key, so that two stores that take the same keys wait for each other in one order."""
+        for rows in (self.changed_effects, self.inserted["effects"]):
+            rows.sort(key=lambda row: (row["key"], row.get("key_call_id", "")))
+        _many(connection, UPDATE_EFFECTS, self.changed_effects)
+        _many(connection, RESOLVE_EFFECTS, self.resolved_effects)
+        self._insert(connection, "effects")
+        _many(connection, UPDATE_APPROVALS, self.changed_approvals)
+        self._insert(connection, "approvals")
 
     def _insert(self, connection: Connection, *names: str) -> None:
         for name in names:

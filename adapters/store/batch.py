@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, select
 
-from toolfleet.adapters.store import rules
+from toolfleet.adapters.store import ledger_rows, rules
 from toolfleet.adapters.store.apply import Writes
 from toolfleet.adapters.store.dialect import members
 from toolfleet.adapters.store.load import Loaded, load
@@ -49,7 +49,12 @@ class Batch:
         outcomes: list[Any] = []
         for job in jobs:
             if isinstance(job.payload, Transition):
-                outcomes.append(self._transition(writes, job.payload, loaded.get(job.payload.run_id)))
+                asked_for = job.payload
+                found = loaded.get(asked_for.run_id)
+                if found is not None:
+                    event = ledger_rows.informed(connection, asked_for.event, found.state)
+                    asked_for = Transition(asked_for.run_id, event)
+                outcomes.append(self._transition(writes, asked_for, found))
             else:
                 outcomes.append(self._submit(writes, job.payload, by_id, by_key))
         writes.flush(connection)

@@ -20,6 +20,7 @@ from toolfleet.schemas.conversation import (
     NoticeItem,
     UserItem,
 )
+from toolfleet.schemas.effects import NO_TERMS, Terms
 from toolfleet.schemas.ids import CallId, CommandId, LeaseToken, RunId
 from toolfleet.schemas.limits import Counters, Limits
 from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, Lane, RunStatus, Tier, TurnPhase
@@ -112,6 +113,9 @@ def input_values(new: NewRun) -> dict[str, Any]:
         "metadata": dump(new.metadata),
         "context": dump(new.context),
         "input": new.input,
+        "principal": new.principal,
+        "permissions": dump(new.permissions),
+        "effect_scope": new.effect_scope,
     }
 
 
@@ -199,10 +203,31 @@ def call_values(run_id: RunId, turn: int, call: CallState) -> dict[str, Any]:
         "timeout_s": call.timeout_s,
         "waiting": call.waiting.value,
         "attempt": call.attempt,
-        "dispatched": call.dispatched,
         "outcome": None if call.outcome is None else call.outcome.value,
         "arguments": call.arguments,
+        "terms": "" if call.terms == NO_TERMS else dump(call.terms),
+        "waits_key": call.waits_key,
+        "edited": call.edited,
     }
+
+
+def changed_call_values(call: CallState) -> dict[str, Any]:
+    """The columns of a call that transitions change."""
+    return {
+        "tier": call.tier.value,
+        "waiting": call.waiting.value,
+        "attempt": call.attempt,
+        "outcome": None if call.outcome is None else call.outcome.value,
+        "arguments": call.arguments,
+        "terms": "" if call.terms == NO_TERMS else dump(call.terms),
+        "waits_key": call.waits_key,
+        "edited": call.edited,
+    }
+
+
+@lru_cache(maxsize=256)
+def _terms(text: str) -> Terms:
+    return NO_TERMS if not text else Terms(**orjson.loads(text))
 
 
 def call_state(row: Row) -> CallState:
@@ -221,11 +246,13 @@ def call_state(row: Row) -> CallState:
         timeout_s=row["timeout_s"],
         waiting=CallWaiting(row["waiting"]),
         attempt=row["attempt"],
-        dispatched=row["dispatched"],
         outcome=None if outcome is None else CallOutcome(outcome),
         repaired=row["repaired"],
         tell_on_denied=row["tell_on_denied"],
         repeatable=row["repeatable"],
+        terms=_terms(row["terms"]),
+        waits_key=row["waits_key"],
+        edited=row["edited"],
     )
 
 

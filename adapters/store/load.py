@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 from sqlalchemy import Connection, Select, select
 
-from toolfleet.adapters.store import codec
+from toolfleet.adapters.store import codec, ledger_rows
 from toolfleet.adapters.store.dialect import database_now, members
 from toolfleet.adapters.store.tables import calls, commands, run_inputs, runs
 from toolfleet.schemas.commands import CommandRow
@@ -82,6 +82,7 @@ def _calls(connection: Connection, run_ids: Sequence[str]) -> dict[str, list[Cal
     if run_ids:
         for row in connection.execute(CALLS, {"run_ids": run_ids}).mappings():
             of_run[row["run_id"]].append(codec.call_state(row))
+        ledger_rows.attach(connection, of_run)
     return of_run
 
 

@@ -14,10 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from toolfleet.adapters.store import rules
+from toolfleet.adapters.store.memory_ledger import MemoryLedger
 from toolfleet.adapters.store.memory_run import MemoryRun
 from toolfleet.adapters.store.rules import Known
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.commands import CommandRow
+from toolfleet.schemas.effects import Approver, Audit, StandingApproval
 from toolfleet.schemas.events import Submitted
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.limits import WAITING_MARGIN_S, WORKER_FORGOTTEN_S
@@ -26,11 +28,13 @@ from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.views import (
     AgentVersion,
+    ApprovalView,
     CachedResult,
     CallView,
     Conversation,
     DeadLetter,
     DueRow,
+    EffectView,
     HeldLease,
     QueueLoad,
     RunEvent,
@@ -57,6 +61,7 @@ class MemoryStore:
         self._machine = machine
         self._now = time_source
         self._runs: dict[RunId, MemoryRun] = {}
+        self.ledger = MemoryLedger(self._runs)
         self._run_of: dict[str, RunId] = {}  # by command id
         self._written_at: dict[str, float] = {}  # by row
         self._open: dict[RunId, None] = {}  # runs with command rows, or not terminal
@@ -118,10 +123,11 @@ class MemoryStore:
         if found is None:
             return Applied(None, None, "unknown run", (), now)
         before = found.state
-        step = self._machine.reduce(before, transition.event, now)
+        step = self._machine.reduce(before, self.ledger.informed(transition.event, before), now)
         run = found.copy()
         run.state = before if step.missed is not None else step.state
         run.write(self._machine, before, step, now)
+        self.ledger.check_keys(run)
         self._commit(run)
         if step.missed is not None:
             return Applied(before, before, step.missed, (), now, step.records)
@@ -145,6 +151,9 @@ class MemoryStore:
             self._open[run_id] = None
         else:
             self._open.pop(run_id, None)
+        for audit in run.audits:
+            self.ledger.add_audit(audit, self._now())
+        run.audits = []
         for letter in run.dead:
             self._dead.setdefault(letter.id, letter)
         run.dead = []
@@ -287,6 +296,9 @@ class MemoryStore:
             context=dict(new.context),
             trace=dict(new.trace),
             now_s=self._now(),
+            principal=new.principal,
+            permissions=new.permissions,
+            effect_scope=new.effect_scope,
         )
 
     async def conversation(self, run_id: RunId) -> Conversation | None:
@@ -398,6 +410,54 @@ class MemoryStore:
             )
             for queue, rows in sorted(by_queue.items())
         ]
+
+    # -- effects and approvals ---------------------------------------------------------------------------------------
+
+    async def key_waiters(self, key: str, *, limit: int) -> list[tuple[RunId, CommandId]]:
+        return self.ledger.waiters(key, limit)
+
+    async def effects(
+        self, *, limit: int, state: str | None = None, tenant: str | None = None, run_id: str | None = None
+    ) -> list[EffectView]:
+        return self.ledger.effects(limit=limit, state=state, tenant=tenant, run_id=run_id)
+
+    async def effect(self, call_id: str) -> EffectView | None:
+        return self.ledger.effect(call_id)
+
+    async def approvals(
+        self, *, limit: int, status: str | None = None, tenant: str | None = None, run_id: str | None = None
+    ) -> list[ApprovalView]:
+        return self.ledger.approvals(limit=limit, status=status, tenant=tenant, run_id=run_id)
+
+    async def approval(self, approval_id: str) -> ApprovalView | None:
+        return self.ledger.approval(approval_id)
+
+    async def add_approver(self, approver: Approver, token_hash: str) -> None:
+        self.ledger.add_approver(approver, token_hash, self._now())
+
+    async def approver_of(self, token_hash: str) -> Approver | None:
+        return self.ledger.approver_of(token_hash)
+
+    async def approvers(self) -> list[Approver]:
+        return self.ledger.approvers()
+
+    async def revoke_approver(self, approver_id: str) -> bool:
+        return self.ledger.revoke(approver_id, self._now())
+
+    async def add_standing(self, standing: StandingApproval) -> None:
+        self.ledger.add_standing(standing, self._now())
+
+    async def standing(self, tenant: str, tool: str) -> list[StandingApproval]:
+        return self.ledger.standing(tenant, tool, self._now())
+
+    async def end_standing(self, standing_id: str) -> bool:
+        return self.ledger.end_standing(standing_id, self._now())
+
+    async def add_audit(self, audit: Audit) -> None:
+        self.ledger.add_audit(audit, self._now())
+
+    async def audits(self, *, limit: int, call_id: str | None = None) -> list[Audit]:
+        return self.ledger.audits(limit=limit, call_id=call_id)
 
     # -- dead letters --------------------------------------------------------------------------------------------------
 

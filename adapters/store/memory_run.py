@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolfleet.adapters.store import rules
+from toolfleet.schemas.effects import Audit
 from toolfleet.schemas.ports import Machine
 from toolfleet.schemas.records import (
+    AppendAudit,
     AppendDead,
     AppendEvent,
     AppendItem,
@@ -17,13 +19,22 @@ from toolfleet.schemas.records import (
     CloseUsage,
     OpenUsage,
     Record,
+    ResolveEffect,
     ReuseResult,
     Step,
     StoreResult,
 )
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import NewRun, RunState
-from toolfleet.schemas.views import DeadLetter, RunEvent, RunInfo, StepView, StoredItem
+from toolfleet.schemas.views import (
+    ApprovalView,
+    DeadLetter,
+    EffectView,
+    RunEvent,
+    RunInfo,
+    StepView,
+    StoredItem,
+)
 
 
 @dataclass(slots=True)
@@ -40,6 +51,9 @@ class MemoryRun:
     events: list[RunEvent] = field(default_factory=list)
     usage: dict[str, dict[str, Any]] = field(default_factory=dict)
     dead: list[DeadLetter] = field(default_factory=list)
+    audits: list[Audit] = field(default_factory=list)
+    effects: dict[str, EffectView] = field(default_factory=dict)  # by call id
+    approvals: dict[str, ApprovalView] = field(default_factory=dict)  # by their own
 
     def copy(self) -> MemoryRun:
         return replace(
@@ -50,6 +64,9 @@ class MemoryRun:
             events=list(self.events),
             usage={token: dict(row) for token, row in self.usage.items()},
             dead=[],
+            audits=[],
+            effects=dict(self.effects),
+            approvals=dict(self.approvals),
         )
 
     def info(self) -> RunInfo:
@@ -59,6 +76,8 @@ class MemoryRun:
         """What the step leaves behind; `state` is the new one already."""
         if self.state.terminal and (before is None or not before.terminal):
             self.finished_at = now
+        if before is not None and step.missed is None:
+            self._ledger(before, step, now)
         merges = []
         for record in step.records:
             if isinstance(record, AppendMerge):
@@ -75,6 +94,20 @@ class MemoryRun:
         self.items.sort(key=lambda item: item.seq)
         _assert_unique([item.seq for item in self.items], "items")
         _assert_unique([event.seq for event in self.events], "events")
+
+    def _ledger(self, before: RunState, step: Step, now: float) -> None:
+        known = {call.call_id: call for call in before.calls}
+        for call in rules.calls_left(before, step):
+            old = known.get(call.call_id)
+            if old is None:
+                continue
+            if call.entry is not None and call.entry != old.entry:
+                view = self.effects.get(call.call_id) or rules.new_effect(self.new, before.turn, call, now)
+                self.effects[call.call_id] = replace(
+                    view, entry=call.entry, tier=call.tier, arguments=call.arguments, changed_at=now
+                )
+            if call.approval is not None and (call.approval, call.arguments) != (old.approval, old.arguments):
+                self.approvals[call.approval.id] = rules.approval_view(self.new, before.turn, call)
 
     def _record(self, record: Record, now: float) -> None:
         run_id = self.new.run_id
@@ -94,6 +127,14 @@ class MemoryRun:
                 self.steps.append(_step(record, now))
             case AppendEvent(seq, type_, data):
                 self.events.append(RunEvent(run_id, seq, type_, now, data))
+            case AppendAudit(audit):
+                self.audits.append(replace(audit, tenant=audit.tenant or self.new.tenant))
+            case ResolveEffect():
+                found_effect = self.effects[record.call_id]
+                entry = replace(found_effect.entry, state=record.state)
+                self.effects[record.call_id] = replace(
+                    found_effect, entry=entry, resolved_by=record.by, answer=record.answer, changed_at=now
+                )
             case AppendDead():
                 self.dead.append(rules.dead_letter(record, run_id, now))
             case AppendMerge():

@@ -14,7 +14,7 @@ from toolfleet.adapters.store import dialect
 from toolfleet.adapters.store.engine import WRITING, open_engine, parse_url, sqlite_file, translated
 from toolfleet.schemas.errors import NewerSchema, NotMigrated
 
-REVISIONS: Final = ("0001", "0002", "0003")  # oldest first; a test compares them with the scripts
+REVISIONS: Final = ("0001", "0002", "0003", "0004")  # oldest first; a test compares them with the scripts
 HEAD: Final = REVISIONS[-1]
 SCRIPTS: Final = Path(__file__).parent / "migrations"
 UPGRADE_HINT: Final = "Bring it up to date: toolfleet db upgrade"

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 from sqlalchemy import Connection, bindparam, func, select
 
-from toolfleet.adapters.store import codec
+from toolfleet.adapters.store import codec, ledger_rows
 from toolfleet.adapters.store.dialect import members
 from toolfleet.adapters.store.load import load
 from toolfleet.adapters.store.tables import (
@@ -26,6 +26,7 @@ from toolfleet.adapters.store.tables import (
 from toolfleet.schemas.conversation import Item
 from toolfleet.schemas.ids import CommandId, RunId
 from toolfleet.schemas.results import CallResult
+from toolfleet.schemas.run import CallState
 from toolfleet.schemas.views import CallView, Conversation, RunEvent, RunInfo, RunView, StepView, StoredItem
 
 EXEC_PATTERN: Final = "exec.%"
@@ -70,6 +71,9 @@ PEEK: Final = (
         runs.c.tenant,
         run_inputs.c.correlation_id,
         run_inputs.c.context,
+        run_inputs.c.principal,
+        run_inputs.c.permissions,
+        run_inputs.c.effect_scope,
     )
     .join(
         calls,
@@ -141,17 +145,20 @@ DEAD_COUNT: Final = select(func.count()).select_from(dead)
 
 
 def peek_calls(connection: Connection, command_ids: Sequence[CommandId], now: float) -> list[CallView | None]:
-    found = {
-        row["command_id"]: _call_view(row, now)
-        for row in connection.execute(PEEK, {"ids": list(command_ids)}).mappings()
-    }
-    return [found.get(command_id) for command_id in command_ids]
+    rows = connection.execute(PEEK, {"ids": list(command_ids)}).mappings().all()
+    of_run: dict[str, list[CallState]] = {}
+    for row in rows:
+        of_run.setdefault(row["run_id"], []).append(codec.call_state(row))
+    ledger_rows.attach(connection, of_run)
+    known = {call.call_id: call for found in of_run.values() for call in found}
+    views = {row["command_id"]: _call_view(row, known[row["call_id"]], now) for row in rows}
+    return [views.get(command_id) for command_id in command_ids]
 
 
-def _call_view(row: codec.Row, now: float) -> CallView:
+def _call_view(row: codec.Row, call: CallState, now: float) -> CallView:
     return CallView(
         row=codec.command_row(row, id_column="command_id"),
-        call=codec.call_state(row),
+        call=call,
         run_id=RunId(row["run_id"]),
         run_status=row["status"],
         turn=row["turn"],
@@ -162,6 +169,9 @@ def _call_view(row: codec.Row, now: float) -> CallView:
         context=orjson.loads(row["context"]),
         trace=orjson.loads(row["body"])["trace"],
         now_s=now,
+        principal=row["principal"],
+        permissions=tuple(orjson.loads(row["permissions"])),
+        effect_scope=row["effect_scope"],
     )
 
 
@@ -202,6 +212,9 @@ def _info(row: codec.Row) -> RunInfo:
         trace=orjson.loads(row["trace"]),
         created_at=row["created_at"],
         finished_at=row["finished_at"],
+        principal=row["principal"],
+        permissions=tuple(orjson.loads(row["permissions"])),
+        effect_scope=row["effect_scope"],
     )
 
 

@@ -15,7 +15,7 @@ from toolfleet.schemas.outcomes import TERMINAL_STATUSES, ReasonCode, RunStatus,
 from toolfleet.schemas.records import AppendDead, AppendMerge, OpenUsage, ReuseResult, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
-from toolfleet.schemas.views import DeadLetter, DueRow, RunInfo
+from toolfleet.schemas.views import ApprovalView, DeadLetter, DueRow, EffectView, RunInfo
 
 
 def lost_after_s(sends: int, lost_after: float) -> float:
@@ -110,6 +110,38 @@ def dead_letter(record: AppendDead, run_id: RunId, at: float) -> DeadLetter:
     )
 
 
+def new_effect(new: NewRun, turn: int, call: CallState, now: float) -> EffectView:
+    """The ledger's row of a call that claims its effect for the first time."""
+    assert call.entry is not None
+    return EffectView(
+        call_id=call.call_id,
+        run_id=new.run_id,
+        turn=turn,
+        tenant=new.tenant,
+        tool=call.tool,
+        tier=call.tier,
+        arguments=call.arguments,
+        timeout_s=call.timeout_s,
+        entry=call.entry,
+        opened_at=now,
+        changed_at=now,
+    )
+
+
+def approval_view(new: NewRun, turn: int, call: CallState) -> ApprovalView:
+    """The question about this call as it stands."""
+    assert call.approval is not None
+    return ApprovalView(
+        approval=call.approval,
+        call_id=call.call_id,
+        run_id=new.run_id,
+        turn=turn,
+        tenant=new.tenant,
+        tool=call.tool,
+        arguments=call.arguments,
+    )
+
+
 def info_of(new: NewRun, created_at: float, finished_at: float | None) -> RunInfo:
     return RunInfo(
         run_id=new.run_id,
@@ -127,6 +159,9 @@ def info_of(new: NewRun, created_at: float, finished_at: float | None) -> RunInf
         trace=dict(new.trace),
         created_at=created_at,
         finished_at=finished_at,
+        principal=new.principal,
+        permissions=new.permissions,
+        effect_scope=new.effect_scope,
     )
 
 

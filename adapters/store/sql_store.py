@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from sqlalchemy import Connection, Engine
 
 from toolfleet.adapters.store import agents as agent_rows
-from toolfleet.adapters.store import cached_results, fleet_rows, migrate, reads, relay
+from toolfleet.adapters.store import cached_results, fleet_rows, ledger_rows, migrate, reads, relay
 from toolfleet.adapters.store import dead as dead_rows
 from toolfleet.adapters.store.batch import Batch
 from toolfleet.adapters.store.dialect import READING
@@ -26,18 +26,22 @@ from toolfleet.adapters.store.engine import READERS, open_engine, translated
 from toolfleet.adapters.store.load import database_time
 from toolfleet.adapters.store.writer import Job, Writer
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.effects import Approver, Audit, StandingApproval
 from toolfleet.schemas.errors import StoreUnavailable
+from toolfleet.schemas.events import EffectClaimed
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Transition
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import NewRun
 from toolfleet.schemas.views import (
     AgentVersion,
+    ApprovalView,
     CachedResult,
     CallView,
     Conversation,
     DeadLetter,
     DueRow,
+    EffectView,
     HeldLease,
     QueueLoad,
     RunEvent,
@@ -103,7 +107,9 @@ class SqlStore:
         return submissions
 
     async def transact(self, transitions: Sequence[Transition]) -> list[Applied]:
-        return await (await self._writer()).write([Job(one, key=one.run_id) for one in transitions])
+        # A claim whose key somebody took in the meantime is carried out again, and finds the holder.
+        jobs = [Job(one, key=one.run_id, again=isinstance(one.event, EffectClaimed)) for one in transitions]
+        return await (await self._writer()).write(jobs)
 
     async def mark_sent(self, marks: Sequence[SentMark]) -> None:
         if marks:
@@ -235,6 +241,68 @@ class SqlStore:
 
     async def loads(self) -> list[QueueLoad]:
         return await self._read_now(fleet_rows.loads)
+
+    # -- effects and approvals ---------------------------------------------------------------------------------------
+
+    async def key_waiters(self, key: str, *, limit: int) -> list[tuple[RunId, CommandId]]:
+        return await self._read(ledger_rows.waiters, key, limit=limit)
+
+    async def effects(
+        self, *, limit: int, state: str | None = None, tenant: str | None = None, run_id: str | None = None
+    ) -> list[EffectView]:
+        return await self._read(
+            ledger_rows.effect_views, limit=limit, state=state, tenant=tenant, run_id=run_id
+        )
+
+    async def effect(self, call_id: str) -> EffectView | None:
+        return await self._read(ledger_rows.effect_view, call_id)
+
+    async def approvals(
+        self, *, limit: int, status: str | None = None, tenant: str | None = None, run_id: str | None = None
+    ) -> list[ApprovalView]:
+        return await self._read(
+            ledger_rows.approval_views, limit=limit, status=status, tenant=tenant, run_id=run_id
+        )
+
+    async def approval(self, approval_id: str) -> ApprovalView | None:
+        return await self._read(ledger_rows.approval_view, approval_id)
+
+    async def add_approver(self, approver: Approver, token_hash: str) -> None:
+        await self._write(
+            lambda connection: ledger_rows.add_approver(
+                connection, approver, token_hash, self._time(connection)
+            )
+        )
+
+    async def approver_of(self, token_hash: str) -> Approver | None:
+        return await self._read(ledger_rows.approver_of, token_hash)
+
+    async def approvers(self) -> list[Approver]:
+        return await self._read(ledger_rows.all_approvers)
+
+    async def revoke_approver(self, approver_id: str) -> bool:
+        return await self._write(
+            lambda connection: ledger_rows.revoke_approver(connection, approver_id, self._time(connection))
+        )
+
+    async def add_standing(self, standing: StandingApproval) -> None:
+        await self._write(
+            lambda connection: ledger_rows.add_standing(connection, standing, self._time(connection))
+        )
+
+    async def standing(self, tenant: str, tool: str) -> list[StandingApproval]:
+        return await self._read_now(ledger_rows.standing, tenant, tool)
+
+    async def end_standing(self, standing_id: str) -> bool:
+        return await self._write(
+            lambda connection: ledger_rows.end_standing(connection, standing_id, self._time(connection))
+        )
+
+    async def add_audit(self, audit: Audit) -> None:
+        await self._write(lambda connection: ledger_rows.add_audit(connection, audit, self._time(connection)))
+
+    async def audits(self, *, limit: int, call_id: str | None = None) -> list[Audit]:
+        return await self._read(ledger_rows.audits, limit=limit, call_id=call_id)
 
     # -- dead letters --------------------------------------------------------------------------------------------------
 

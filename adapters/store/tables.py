@@ -21,6 +21,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    false,
     text,
 )
 
@@ -46,6 +47,10 @@ def _real(name: str) -> Column[float]:
 
 def _flag(name: str) -> Column[bool]:
     return Column(name, Boolean, nullable=False)
+
+
+def _empty(name: str) -> Column[str]:
+    return Column(name, Text, nullable=False, server_default="")
 
 
 def _of_run() -> Column[str]:
@@ -121,6 +126,9 @@ run_inputs = Table(
     _text("metadata"),
     _text("context"),
     _text("input"),
+    _empty("principal"),
+    Column("permissions", Text, nullable=False, server_default="[]"),
+    _empty("effect_scope"),
 )
 
 turns = Table(
@@ -156,10 +164,18 @@ calls = Table(
     _real("timeout_s"),
     _text("waiting"),
     _whole("attempt"),
-    _flag("dispatched"),
     Column("outcome", Text),  # set in the transaction that stores the result
     _text("arguments"),
+    _empty("terms"),  # Terms as JSON; empty: none
+    _empty("waits_key"),  # the effect key it waits for
+    Column("edited", Boolean, nullable=False, server_default=false()),
     PrimaryKeyConstraint("run_id", "turn", "position"),
+    Index(
+        "ix_calls_waits_key",
+        "waits_key",
+        sqlite_where=text("waits_key <> ''"),
+        postgresql_where=text("waits_key <> ''"),
+    ),
     sqlite_with_rowid=False,
 )
 
@@ -341,4 +357,108 @@ cached_results = Table(
     _real("stored_at"),
     _real("expires_at"),
     Index("ix_cached_results_expires", "expires_at"),
+)
+
+# One row for each call with an effect, from its first claim on. The index is the last word about who holds a key.
+effects = Table(
+    "effects",
+    metadata,
+    Column("call_id", Text, primary_key=True),
+    _of_run(),
+    _whole("turn"),
+    _text("tenant"),
+    _text("tool"),
+    _text("tier"),
+    _text("key"),
+    _text("state"),
+    _whole("attempt"),
+    _real("send_by"),
+    _real("asked_at"),
+    _whole("tries"),
+    _flag("doubt"),
+    Column("approval_id", Text),
+    _real("opened_at"),
+    _real("changed_at"),
+    Column("resolved_by", Text),
+    Column("answer", Text),  # JSON, as an operator gave it
+    Index("ix_effects_run", "run_id", "turn"),
+    Index("ix_effects_state", "state", "changed_at"),
+    Index(
+        "ix_effects_held",
+        "key",
+        unique=True,
+        sqlite_where=text("state IN ('dispatched', 'reconciling', 'happened', 'needs_human')"),
+        postgresql_where=text("state IN ('dispatched', 'reconciling', 'happened', 'needs_human')"),
+    ),
+)
+
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _of_run(),
+    _whole("turn"),
+    _text("call_id"),
+    _text("tenant"),
+    _text("tool"),
+    _text("tier"),
+    _text("status"),
+    _text("arguments"),  # as they stand now
+    _text("arguments_hash"),
+    _text("summary"),
+    _text("requested_by"),
+    _real("requested_at"),
+    _real("expires_at"),
+    _whole("steps"),
+    _flag("distinct_people"),
+    _flag("by_another"),
+    _text("granted_by"),  # JSON list of names
+    Column("decided_at", Double),
+    _text("reason"),
+    Column("standing", Text),
+    Index("ix_approvals_run", "run_id", "turn"),
+    Index("ix_approvals_status", "status", "requested_at"),
+)
+
+approvers = Table(
+    "approvers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _text("name"),
+    _text("token_hash"),
+    _text("scopes"),  # JSON: tenants, tools, tiers
+    _real("created_at"),
+    Column("revoked_at", Double),
+    Index("ix_approvers_token", "token_hash", unique=True),
+)
+
+standing_approvals = Table(
+    "standing_approvals",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _text("tenant"),
+    _text("tool"),
+    _text("tier_max"),
+    _text("arguments"),  # JSON object
+    _real("expires_at"),
+    _text("created_by"),
+    _real("created_at"),
+    Index("ix_standing_tool", "tenant", "tool"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    _real("at"),
+    _text("action"),
+    _flag("accepted"),
+    _text("reason"),
+    _text("person"),
+    _text("tenant"),
+    Column("run_id", Text),
+    Column("call_id", Text),
+    Column("approval_id", Text),
+    _text("data"),
+    Index("ix_audit_call", "call_id"),
 )

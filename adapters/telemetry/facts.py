@@ -13,10 +13,12 @@ from typing import Any, Final
 import orjson
 
 from toolfleet.adapters.telemetry import names as n
+from toolfleet.schemas.effects import EffectState
 from toolfleet.schemas.events import (
     CallFinished,
     CallRetry,
     DecisionDeferred,
+    EffectEnded,
     Event,
     ModelFailed,
     ModelReplied,
@@ -120,6 +122,8 @@ def attempt(
     match event:
         case CallFinished(result=result):
             found |= _result(result, content=content)
+        case EffectEnded(result=result, came=came, delay_s=delay_s):
+            found |= _effect_result(result, call, applied, came, delay_s, content=content)
         case CallRetry(result=result, delay_s=delay_s):
             found |= _result(result, content=content)
             after = None if applied is None or applied.state is None else applied.state.call(call.call_id)
@@ -129,6 +133,28 @@ def attempt(
             found |= {n.OUTCOME: n.ABANDONED, n.ERROR_TYPE: n.ABANDONED}
     if applied is not None and applied.missed is not None:
         found[n.OUTCOME] = n.MISSED
+    return found
+
+
+def _effect_result(
+    result: CallResult,
+    call: CallState,
+    applied: Applied | None,
+    came: EffectState,
+    delay_s: float,
+    *,
+    content: bool,
+) -> Attributes:
+    """Of an attempt of an effect: its outcome, or what is waited for."""
+    found = _result(result, content=content)
+    after = None if applied is None or applied.state is None else applied.state.call(call.call_id)
+    if applied is None or applied.missed is not None or after is None:
+        return found
+    if after.open:
+        waits = n.RECONCILING if came is EffectState.RECONCILING else n.RETRY_DUE
+        return found | {n.OUTCOME: waits, n.WAIT_S: delay_s}
+    if after.outcome is not None and after.outcome is not result.outcome:
+        found |= {n.OUTCOME: after.outcome.value, n.ERROR_TYPE: after.outcome.value}
     return found
 
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from toolfleet.adapters.telemetry import names as n
-from toolfleet.schemas.events import CallRetry, Event, LeaseExpired, ModelFailed, ModelReplied
+from toolfleet.schemas.events import CallRetry, EffectEnded, Event, LeaseExpired, ModelFailed, ModelReplied
 from toolfleet.schemas.ports import Applied, Submission, Transition
 from toolfleet.schemas.records import AppendDead, AppendMerge, AppendStep, CloseUsage
 from toolfleet.schemas.run import NewRun, RunState
@@ -138,7 +138,7 @@ class Metrics:
         if isinstance(event, ModelFailed) and not after.terminal:
             self._retries.labels("decide").inc()
             self._seconds.labels("decide", "wait").observe(event.delay_s)
-        elif isinstance(event, CallRetry) and _row_is_due_again(event, after):
+        elif isinstance(event, CallRetry | EffectEnded) and _row_is_due_again(event, after):
             self._retries.labels("call").inc()
             self._seconds.labels("call", "wait").observe(event.delay_s)
         row = before.command(event.command_id) if _is_death(event) else None
@@ -159,11 +159,15 @@ class Metrics:
         return Counter(*named, labels, registry=self.registry)
 
 
-def _is_death(event: Event) -> TypeGuard[LeaseExpired | CallRetry]:
-    return (isinstance(event, LeaseExpired) and event.death) or (isinstance(event, CallRetry) and event.died)
+def _is_death(event: Event) -> TypeGuard[LeaseExpired | CallRetry | EffectEnded]:
+    if isinstance(event, LeaseExpired):
+        return event.death
+    return isinstance(event, CallRetry | EffectEnded) and event.died
 
 
-def _row_is_due_again(event: CallRetry, after: RunState) -> bool:
+def _row_is_due_again(event: CallRetry | EffectEnded, after: RunState) -> bool:
+    if isinstance(event, EffectEnded) and not event.again:
+        return False
     row = after.command(event.command_id)
     return row is not None and row.is_exec
 

@@ -96,6 +96,7 @@ RUN_TOOL_S: Final = "toolfleet.run.tool_s"
 MISSED: Final = "missed"  # somebody was faster; nothing of it was stored
 ABANDONED: Final = "abandoned"  # the process stopped, or lost its lease, before there was an outcome
 RETRY_DUE: Final = "retry_due"
+RECONCILING: Final = "reconciling"
 
 # -- fields of log lines -------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from toolfleet.adapters.tools.result_json import notes_of
 
 @dataclass(frozen=True, slots=True)
 class ChildJob:
-    """One call. `target` is `module:qualname` or `/path/file.py:qualname` of a function or a declared tool.
+    """One call. `target` is `module:qualname` or `/path/file.py:qualname` of a function or a declared tool
+    (with `#part`: of what the tool brings beside its function).
 
     `context` are the fields of a ToolContext. A declared tool places it itself; a plain function gets it as
     `context_parameter`, or without that as its first parameter, if that is required and not among the arguments.

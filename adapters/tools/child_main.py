@@ -200,7 +200,9 @@ class Targets:
         """How to call it. Raises what its module raises at import, and TargetNotFound."""
         key = (target, context_parameter)
         if key not in self._callers:
-            self._callers[key] = _caller(self._find(target), target, context_parameter)
+            place, _, part = target.partition("#")
+            found = self._find(place)
+            self._callers[key] = _part(found, part) if part else _caller(found, target, context_parameter)
         return self._callers[key]
 
     def _find(self, target: str) -> Any:
@@ -229,6 +231,11 @@ def _from_file(path: str, name: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _part(found: Any, part: str) -> Caller:
+    """What a declared tool brings beside its function."""
+    return lambda arguments, context: found.invoke_part(part, arguments, context)
 
 
 def _caller(found: Any, target: str, context_parameter: str | None) -> Caller:

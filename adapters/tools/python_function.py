@@ -24,8 +24,8 @@ from toolfleet.adapters.tools.child_pool import (
 )
 from toolfleet.adapters.tools.result_json import Encoded, TooLarge, Unserialisable, to_json
 from toolfleet.schemas.errors import ToolError
-from toolfleet.schemas.ports import ToolAnswer, ToolFailed, ToolPlace, ToolReturned
-from toolfleet.schemas.tools import ToolContext, ToolSpec
+from toolfleet.schemas.ports import NOT_IN_TIME, MayBegin, ToolAnswer, ToolFailed, ToolPlace, ToolReturned
+from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 
 
 class LoadedTool(Protocol):
@@ -44,6 +44,10 @@ class LoadedTool(Protocol):
 
     def invoke(self, arguments: Mapping[str, Any], context: ToolContext) -> Any: ...
 
+    def invoke_part(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Any: ...
+
+    def facts(self, arguments: Mapping[str, Any], context: ToolContext) -> CallFacts: ...
+
 
 class PythonTools:
     """The tool backend of one process: every declared tool, with the pool its plain functions share."""
@@ -59,6 +63,15 @@ class PythonTools:
     def spec(self, name: str) -> ToolSpec | None:
         tool = self._tools.get(name)
         return None if tool is None else tool.spec
+
+    def facts(self, name: str, arguments: dict[str, Any], context: ToolContext) -> CallFacts | ToolFailed:
+        tool = self._tools.get(name)
+        if tool is None:
+            return ToolFailed("not_loaded", f"{name} is not loaded", 0.0, began=False)
+        try:
+            return tool.facts(arguments, context)
+        except Exception as exc:  # noqa: BLE001 - the tool's own functions; what they raise is an outcome
+            return _raised(exc, 0.0)
 
     @asynccontextmanager
     async def place(self, name: str) -> AsyncIterator[ToolPlace]:
@@ -86,7 +99,15 @@ class _NotLoaded:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+    async def run(
+        self,
+        arguments: dict[str, Any],
+        context: ToolContext,
+        *,
+        timeout_s: float,
+        part: str | None = None,
+        may_begin: MayBegin | None = None,
+    ) -> ToolAnswer:
         return ToolFailed("not_loaded", f"{self._name} is not loaded", 0.0, began=False)
 
 
@@ -97,14 +118,24 @@ class _InChild:
         self._tool = tool
         self._child = child
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+    async def run(
+        self,
+        arguments: dict[str, Any],
+        context: ToolContext,
+        *,
+        timeout_s: float,
+        part: str | None = None,
+        may_begin: MayBegin | None = None,
+    ) -> ToolAnswer:
         fields = {f.name: getattr(context, f.name) for f in dataclasses.fields(context)}
         job = ChildJob(
-            target=self._tool.target,
+            target=self._tool.target if part is None else f"{self._tool.target}#{part}",
             arguments={**arguments, **self._tool.fixed},
             context=fields,
             context_parameter=self._tool.spec.context_parameter,
         )
+        if may_begin is not None and not may_begin():
+            return NOT_IN_TIME
         return _of_child(await self._child.call(job, timeout_s=timeout_s), self._tool.spec)
 
 
@@ -124,9 +155,19 @@ class _OnLoop:
         self._tool = tool
         self._left = left
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+    async def run(
+        self,
+        arguments: dict[str, Any],
+        context: ToolContext,
+        *,
+        timeout_s: float,
+        part: str | None = None,
+        may_begin: MayBegin | None = None,
+    ) -> ToolAnswer:
+        if may_begin is not None and not may_begin():
+            return NOT_IN_TIME
         started = time.monotonic()
-        task = asyncio.create_task(_came(self._tool, arguments, context))
+        task = asyncio.create_task(_came(self._tool, arguments, context, part))
         self._left.add(task)
         task.add_done_callback(self._left.discard)
         try:
@@ -143,9 +184,12 @@ class _OnLoop:
         return _encoded(to_json(came.value, bytes_max=spec.result_bytes_stored), spec, seconds)
 
 
-async def _came(tool: LoadedTool, arguments: dict[str, Any], context: ToolContext) -> _Came:
+async def _came(tool: LoadedTool, arguments: dict[str, Any], context: ToolContext, part: str | None) -> _Came:
     """Whatever the tool does, as a value: nothing of it may reach the event loop, KeyboardInterrupt included."""
     try:
+        if part is not None:
+            value = await asyncio.to_thread(tool.invoke_part, part, arguments, context)
+            return _Came(await value if hasattr(value, "__await__") else value)
         if tool.is_async:
             return _Came(await tool.invoke(arguments, context))
         return _Came(await asyncio.to_thread(tool.invoke, arguments, context))

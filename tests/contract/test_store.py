@@ -26,14 +26,16 @@ from tests.contract.store_bench import (
 )
 from toolfleet.schemas.commands import RESULTS_QUEUE
 from toolfleet.schemas.conversation import AssistantItem, MergeItem, UserItem
+from toolfleet.schemas.effects import EffectState, arguments_hash
 from toolfleet.schemas.errors import IdempotencyConflict, RunNotFinished, UnknownRun
 from toolfleet.schemas.events import (
-    CallFinished,
     CallLeased,
     CallRetry,
     CallsSettled,
     CancelRequested,
     DeadlineReached,
+    EffectClaimed,
+    EffectEnded,
     HandedBack,
     LeaseExpired,
     ModelFailed,
@@ -311,11 +313,15 @@ def test_a_leased_result_moves_the_row_to_results_and_is_counted_from_there(
         new, applied = await bench.waiting(1, effect=True)
         (command_id,), token = command_ids(applied), new_token()
         call = state_of(applied).calls[0]
-        await bench.apply(new.run_id, CallLeased(command_id, token, "worker-1", 30.0))
+        claim = EffectClaimed(
+            command_id, token, "worker-1", 30.0, f"key/{call.call_id}", arguments_hash(call.arguments)
+        )
+        await bench.apply(new.run_id, claim)
+        happened = EffectState.HAPPENED
 
-        stored = await bench.apply(new.run_id, CallFinished(command_id, token, 1, result_of(call)))
+        stored = await bench.apply(new.run_id, EffectEnded(command_id, 1, happened, result_of(call)))
         again = await bench.apply(
-            new.run_id, CallFinished(command_id, token, 1, result_of(call, '{"status":"other"}'))
+            new.run_id, EffectEnded(command_id, 1, happened, result_of(call, '{"status":"other"}'))
         )
         counted = await bench.apply(new.run_id, CallsSettled())
 

@@ -21,6 +21,8 @@ SHORT = 0.5 * LEASE_S
 READS = RunPlan(0, (turn(call("look", 1), call("scan", 2)),))
 ONE_READ = RunPlan(0, (turn(call("look", 1)),))
 ONE_SEND = RunPlan(0, (turn(call("send", 1)),))
+ONE_WIRE = RunPlan(0, (turn(call("wire", 1)),))
+ONE_POST = RunPlan(0, (turn(call("post", 1)),))
 ONE_PAY = RunPlan(0, (turn(call("pay", 1)),))
 MIXED = RunPlan(0, (turn(call("look", 1), call("send", 2), call("pay", 3)), turn(call("wire", 4))))
 
@@ -144,15 +146,19 @@ DEATHS: dict[str, Scenario] = {
     "two deaths of a decision": trapped(
         ONE_READ, "decide.after_model", kill, came_to(DONE, OK, deaths_=2), times=2
     ),
-    "a refusal after a lost attempt that acted": trapped(
+    # What is refused then says nothing of the attempt before: it is asked again, and at last a human is.
+    **{
+        f"{what} after a lost attempt that acted": trapped(
+            ONE_PAY, "tool.acted", kill, came_to(DONE, OK, acts_=1, deaths_=1), scripted={("pay", 2): what}
+        )
+        for what in ("business", "denied", "not_sent", "refused")
+    },
+    "nothing but refusals after a lost attempt that acted": trapped(
         ONE_PAY,
         "tool.acted",
         kill,
         came_to(DONE, HUMAN, acts_=1, deaths_=1),
-        scripted={("pay", 2): "business"},
-    ),
-    "a denial after a lost attempt that acted": trapped(
-        ONE_PAY, "tool.acted", kill, came_to(DONE, HUMAN, acts_=1, deaths_=1), scripted={("pay", 2): "denied"}
+        scripted={("pay", 2): "business", ("pay", 3): "business"},
     ),
 }
 
@@ -261,8 +267,10 @@ ANSWERS: dict[str, Scenario] = {
     for event, run, outcome, times in (
         ("DecisionLeased", ONE_READ, (OK,), 3),
         ("ModelReplied", MIXED, (OK, OK, OK, OK), 3),
-        ("CallLeased", ONE_SEND, (OK,), 1),
-        ("CallFinished", ONE_SEND, (OK,), 1),
+        ("EffectClaimed", ONE_SEND, (OK,), 1),
+        ("EffectEnded", ONE_SEND, (OK,), 1),
+        ("ApprovalRequested", ONE_WIRE, (OK,), 1),
+        ("ApprovalDecided", ONE_WIRE, (OK,), 1),
         ("CallsSettled", READS, (OK, OK), 1),
         ("Submitted", ONE_READ, (OK,), 3),
     )

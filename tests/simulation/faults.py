@@ -39,6 +39,7 @@ class Rates:
     model_fatal: float = 0.0
     model_slow: float = 0.0
     tool_fault: float = 0.0
+    reconcile_silent: float = 0.0
     unloaded: float = 0.0  # a process has not loaded a tool
     skew: float = 0.0  # a process has a wall clock that is wrong
     cut_off: float = 0.0  # one process cannot reach the store for a while
@@ -124,6 +125,7 @@ def draw_rates(rng: random.Random) -> Rates:
         model_fatal=some(0.02),
         model_slow=some(0.05, 0.2),
         tool_fault=some(0.1, 0.3, 0.6),
+        reconcile_silent=some(0.2, 0.6),
         unloaded=some(0.3) if rng.random() < 0.3 else 0.0,
         skew=some(0.3) if rng.random() < 0.5 else 0.0,
         cut_off=some(0.003, 0.02),
@@ -224,6 +226,12 @@ class Faults:
     def poison(self, process: Process, what: str) -> None:
         self.story.fault("poison", f"{what} ends {process.name}")
         self.kill(process)
+
+    def silent_reconcile(self, tool: str) -> bool:
+        """Nobody answers what became of an effect, this time."""
+        if ("reconcile", 0) in self.scripted:
+            return self.scripted["reconcile", 0] == "silent"
+        return self.strikes("reconcile_silent", tool)
 
     def model_fault(self, asked: int) -> str | None:
         """`asked`: the how manieth model call of the run this is."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
-from tests.simulation.plan import AGENTS, RunPlan
+import orjson
+
+from tests.simulation.plan import AGENTS, REQUESTER, RunPlan
+from toolfleet.schemas.effects import ApprovalStatus, arguments_hash
 from toolfleet.schemas.errors import RunNotFinished, StoreUnavailable, UnknownRun
-from toolfleet.schemas.events import CancelRequested
+from toolfleet.schemas.events import ApprovalDecided, CancelRequested
 from toolfleet.schemas.ids import RunId
 from toolfleet.schemas.ports import Applied, Transition
-from toolfleet.schemas.run import NewRun
+from toolfleet.schemas.run import CallState, NewRun
 from toolfleet.workers.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ class Front:
         self._publisher = Publisher(self._store, layer, world.codec, world.clock.now_s)  # type: ignore[arg-type]
         self.accepted: list[RunId] = []
         self.expected = len(world.runs)  # runs that are not accepted yet
+        self._asked: set[str] = set()
+        self.said: dict[tuple[str, str], set[tuple[str, str]]] = {}  # (call, arguments) -> (answer, by whom)
         self._cancels = sum(1 for plan in world.runs if plan.cancel_at is not None)
 
     def start(self) -> None:
@@ -43,6 +49,56 @@ class Front:
         plan = next(plan for plan in self._world.runs if plan.run_id == run_id)
         if plan.cancel_after_commits == number and run_id in self.accepted:
             self.process.keep(self.cancel(run_id))
+        for call in self._world.oracle.last[run_id].state.calls:
+            asked = call.approval
+            if asked is not None and asked.status is ApprovalStatus.PENDING and asked.id not in self._asked:
+                self._asked.add(asked.id)
+                self.process.keep(self._decide(plan, call))
+
+    async def _decide(self, plan: RunPlan, call: CallState) -> None:
+        """What the people who are asked do: the right thing, the wrong one, several, or none."""
+        asked = call.approval
+        assert asked is not None
+        rng = random.Random(f"{self._world.seed}:{asked.id}")
+        drawn = rng.choice(("approve", "approve", "approve", "edit", "reject", "never", "muddle"))
+        what = drawn if plan.approver == "drawn" else plan.approver
+        await self.process.clock.sleep(
+            rng.choice((0.2, 1.0, 10.0, 59.0)) if plan.approver == "drawn" else 0.2
+        )
+        if what == "never":
+            return
+        edited = orjson.dumps({"n": 1_000_000 + orjson.loads(call.arguments)["n"]}).decode()
+        steps: list[tuple[str, str]] = [("bob", what), ("cat", "approve")]
+        if what == "muddle":  # the requester, the same person again, and somebody who comes too late
+            steps = [(REQUESTER, "approve"), ("bob", "approve"), ("bob", "approve"), ("cat", "approve")]
+        seen_hash = asked.arguments_hash
+        for by, answer in steps:
+            arguments = edited if answer == "edit" else None
+            event = ApprovalDecided(call.call_id, asked.id, answer, by, seen_hash, "because", arguments)
+            sent = edited if seen_hash != asked.arguments_hash or arguments else call.arguments
+            said = self.said.setdefault((call.call_id, sent), set())
+            before = (answer, by) in said
+            said.add((answer, by))
+            applied, again = await self._say(plan.run_id, event)
+            if applied.missed is None and arguments is not None:
+                seen_hash = arguments_hash(arguments)
+            if applied.missed is not None:
+                self._world.story.fault("decision_refused", f"{by} {answer} {asked.id}: {applied.missed}")
+                if not before and not again:  # the one whose answer was lost may have counted
+                    said.discard((answer, by))
+            await self._publisher.rows(applied.publish)
+            await self.process.clock.sleep(1.0)
+
+    async def _say(self, run_id: RunId, event: ApprovalDecided) -> tuple[Applied, bool]:
+        """An answer that was lost is asked for again: what it did, it did once. With whether it was."""
+        again = False
+        while True:
+            try:
+                (applied,) = await self._store.transact([Transition(run_id, event)])
+                return applied, again
+            except StoreUnavailable:
+                again = True
+                await self.process.clock.sleep(RETRY_S)
 
     async def _submit(self, plan: RunPlan) -> None:
         clock = self.process.clock
@@ -62,6 +118,7 @@ class Front:
             request_hash=f"hash-{plan.index}",
             deadline_s=plan.deadline_s,
             reserve_usd=0.005,
+            principal=REQUESTER,
         )
         while True:
             try:

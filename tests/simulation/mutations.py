@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from toolfleet.adapters.store.memory_ledger import MemoryLedger
 from toolfleet.queues.routing import message_for
 from toolfleet.schemas.commands import CommandRow
+from toolfleet.schemas.effects import ApprovalStatus, EffectState
 from toolfleet.schemas.errors import StoreUnavailable
-from toolfleet.schemas.events import CallsSettled, LeaseExpired, ModelReplied
-from toolfleet.schemas.outcomes import TurnPhase
+from toolfleet.schemas.events import CallsSettled, EffectClaimed, LeaseExpired, ModelReplied
+from toolfleet.schemas.outcomes import CallOutcome, TurnPhase
 from toolfleet.schemas.ports import Outgoing, SentMark, Transition
 from toolfleet.schemas.records import Step, StoreResult
 from toolfleet.schemas.run import RunState
@@ -20,8 +22,10 @@ from toolfleet.schemas.views import DueRow
 from toolfleet.workers.consumer import Consumer
 from toolfleet.workers.decision.handle import Decider
 from toolfleet.workers.executor import handle as executor
+from toolfleet.workers.executor.effects import Started
+from toolfleet.workers.executor.handle import Executor
 from toolfleet.workers.leases import commit
-from toolfleet.workers.machine import MACHINE, call, closing, lease, stop, turn
+from toolfleet.workers.machine import MACHINE, approval, call, closing, effect, lease, present, stop, turn
 from toolfleet.workers.machine.draft import Draft
 
 Patch = pytest.MonkeyPatch
@@ -55,25 +59,152 @@ def last_outcome_wins(patch: Patch) -> None:
 
 def effects_begun_again(patch: Patch) -> None:
     """An effect whose worker was lost is begun again, as a read-only call is."""
-    leased = call.leased
+    asked = effect.asked
 
     def again(state: RunState, event: Any, now_s: float) -> Step:
-        forgotten = tuple(replace(one, dispatched=False) for one in state.calls)
-        return leased(replace(state, calls=forgotten), event, now_s)
+        row = state.command(event.command_id)
+        forgotten = tuple(
+            replace(one, idempotent=True, terms=replace(one.terms, reconciles=False)) for one in state.calls
+        )
+        return asked(state if row is None else replace(state, calls=forgotten), event, now_s)
 
-    patch.setattr(call, "leased", again)
+    patch.setattr(effect, "asked", again)
 
 
-def effects_without_a_mark(patch: Patch) -> None:
-    """Taking the lease of an effect does not say that it may have begun."""
-    leased = call.leased
+def effects_without_an_entry(patch: Patch) -> None:
+    """A claim takes the lease and writes nothing into the ledger."""
+    claimed = effect.claimed
 
     def unmarked(state: RunState, event: Any, now_s: float) -> Step:
-        step = leased(state, event, now_s)
-        calls = tuple(replace(one, dispatched=False) for one in step.state.calls)
+        step = claimed(state, event, now_s)
+        calls = tuple(replace(one, entry=None) for one in step.state.calls)
         return replace(step, state=replace(step.state, calls=calls))
 
-    patch.setattr(call, "leased", unmarked)
+    patch.setattr(effect, "claimed", unmarked)
+
+
+def keys_nobody_holds(patch: Patch) -> None:
+    """The effect key: a claim does not ask who holds it, and no index does."""
+    informed = MemoryLedger.informed
+
+    def alone(self: MemoryLedger, event: Any, state: RunState) -> Any:
+        return event if isinstance(event, EffectClaimed) else informed(self, event, state)
+
+    patch.setattr(MemoryLedger, "informed", alone)
+    patch.setattr(MemoryLedger, "check_keys", lambda self, changed: None)
+
+
+def claims_in_runs_that_stop(patch: Patch) -> None:
+    """A claim does not ask whether its run goes on, and a cancel leaves alone what has not begun."""
+    patch.setattr(effect, "stopping", lambda state: False)
+    patch.setattr(executor, "_workable", lambda view: view is not None and view.call.open)
+    result = Draft.result
+
+    def kept(self: Draft, one: Any, said: Any) -> None:
+        if said.outcome is not CallOutcome.CANCELLED:
+            result(self, one, said)
+
+    patch.setattr(Draft, "result", kept)
+
+
+def sends_after_a_sleep(patch: Patch) -> None:
+    """The sender does not look at its clocks before the first byte."""
+    patch.setattr(Started, "late", lambda self, clock: False)
+
+
+def any_attempt_ends_an_effect(patch: Patch) -> None:
+    """T11 does not ask which attempt the sender means: the fence by attempt."""
+    ended = effect.ended
+
+    def whichever(state: RunState, event: Any, now_s: float) -> Step:
+        call_ = state.call(event.command_id)
+        if call_ is not None and call_.entry is not None:
+            event = replace(event, attempt=call_.entry.attempt)
+        return ended(state, event, now_s)
+
+    patch.setattr(effect, "ended", whichever)
+
+
+def no_quiet_time(patch: Patch) -> None:
+    """ "Did not happen" is believed at once, while the request may still be on its way."""
+    patch.setattr(effect, "QUIET_S", -1_000.0)
+
+
+def every_answer_is_final(patch: Patch) -> None:
+    """ "Did not happen" of a tool that cannot be sure leads to another attempt."""
+    answered = effect.answered
+
+    def final(state: RunState, event: Any, now_s: float) -> Step:
+        sure = tuple(replace(one, terms=replace(one.terms, reconcile_is_final=True)) for one in state.calls)
+        return answered(replace(state, calls=sure), event, now_s)
+
+    patch.setattr(effect, "answered", final)
+
+
+def unknown_counts_as_nothing(patch: Patch) -> None:
+    """What nobody knows of an effect is tried again, as if nothing had happened."""
+    ended = effect.ended
+
+    def hopeful(state: RunState, event: Any, now_s: float) -> Step:
+        if event.came is EffectState.RECONCILING:
+            event = replace(event, came=EffectState.NOT_SENT, again=True)
+        return ended(state, event, now_s)
+
+    patch.setattr(effect, "ended", hopeful)
+
+
+def doubt_forgotten(patch: Patch) -> None:
+    """A refusal of a second attempt under a key is believed for the first one as well."""
+    ended = effect.ended
+    patch.setattr(
+        effect, "ended", lambda state, event, now_s: ended(state, replace(event, no_effect=True), now_s)
+    )
+
+
+def nobody_is_asked(patch: Patch) -> None:
+    """Neither the gate nor the claim asks whether a call was approved."""
+
+    async def passes(_asked: Any) -> None:
+        """Everything passes."""
+
+    patch.setattr(
+        Executor.__init__, "__kwdefaults__", {**Executor.__init__.__kwdefaults__, "gates": (passes,)}
+    )
+    patch.setattr(effect, "granted", lambda call, sent_hash, now_s: True)
+
+
+def one_person_is_enough(patch: Patch) -> None:
+    """The requester approves, and the same person confirms twice."""
+    refusal = approval._refusal
+
+    def lenient(state: RunState, call_: Any, event: Any, now_s: float) -> str | None:
+        found = refusal(state, call_, event, now_s)
+        return None if found in ("requester", "same_person") else found
+
+    patch.setattr(approval, "_refusal", lenient)
+
+
+def edits_keep_their_confirmations(patch: Patch) -> None:
+    """Who confirmed the model's arguments counts for an approver's own as well; the hash check is gone."""
+    decided = approval.decided
+
+    def kept(state: RunState, event: Any, now_s: float) -> Step:
+        call_ = state.call(event.call_id)
+        if call_ is not None and call_.approval is not None:
+            event = replace(event, arguments_hash=call_.approval.arguments_hash)
+        step = decided(state, event, now_s)
+        if event.answer != "edit" or step.missed is not None:
+            return step
+        calls = tuple(
+            replace(one, approval=replace(one.approval, status=ApprovalStatus.GRANTED))
+            if one.call_id == event.call_id and one.approval is not None
+            else one
+            for one in step.state.calls
+        )
+        rows = tuple(row.due(now_s) if row.call_id == event.call_id else row for row in step.state.commands)
+        return replace(step, state=replace(step.state, calls=calls, commands=rows))
+
+    patch.setattr(approval, "decided", kept)
 
 
 def leases_over_leases(patch: Patch) -> None:
@@ -86,6 +217,7 @@ def leases_over_leases(patch: Patch) -> None:
 
     patch.setattr(turn, "refusal_of", refusal)
     patch.setattr(call, "refusal_of", refusal)
+    patch.setattr(present, "refusal_of", refusal)
 
 
 def leases_before_due(patch: Patch) -> None:
@@ -103,6 +235,7 @@ def leases_before_due(patch: Patch) -> None:
 
     patch.setattr(turn, "refusal_of", refusal)
     patch.setattr(call, "refusal_of", refusal)
+    patch.setattr(present, "refusal_of", refusal)
     patch.setattr(executor, "_workable", at_any_time)
 
 
@@ -146,9 +279,7 @@ def cancels_of_running_effects(patch: Patch) -> None:
     cancel = stop.cancel
 
     def all_of_them(state: RunState, event: Any, now_s: float) -> Step:
-        return cancel(
-            replace(state, calls=tuple(replace(c, dispatched=False) for c in state.calls)), event, now_s
-        )
+        return cancel(replace(state, calls=tuple(replace(c, entry=None) for c in state.calls)), event, now_s)
 
     patch.setattr(stop, "cancel", all_of_them)
 
@@ -160,7 +291,8 @@ def rows_dropped_with_the_outcome(patch: Patch) -> None:
         draft.result(one, result)
         draft.drop(lambda old: old.id == row.id)
 
-    patch.setattr(call, "_store", store)
+    patch.setattr(call, "store", store)
+    patch.setattr(effect, "store", store)
 
 
 def publish_before_commit(patch: Patch) -> None:
@@ -213,7 +345,7 @@ def hand_back_of_effects(patch: Patch) -> None:
 
     def given(state: RunState, event: Any, now_s: float) -> Step:
         return handed_back(
-            replace(state, calls=tuple(replace(c, dispatched=False) for c in state.calls)), event, now_s
+            replace(state, calls=tuple(replace(c, entry=None) for c in state.calls)), event, now_s
         )
 
     patch.setattr(lease, "handed_back", given)
@@ -226,7 +358,18 @@ MUTATIONS: dict[str, tuple[Callable[[Patch], None], str]] = {
         (reply_without_its_token, "late model reply"),
         (last_outcome_wins, "cancel after"),
         (effects_begun_again, "death of an effect"),
-        (effects_without_a_mark, "death of an effect"),
+        (effects_without_an_entry, "death of an effect"),
+        (keys_nobody_holds, "equal effects"),
+        (claims_in_runs_that_stop, "cancel after"),
+        (sends_after_a_sleep, "wakes up"),
+        (any_attempt_ends_an_effect, "word of an old attempt"),
+        (no_quiet_time, "late, where the answer is final"),
+        (every_answer_is_final, "nobody is sure"),
+        (unknown_counts_as_nothing, "lost answer"),
+        (doubt_forgotten, "after a lost attempt"),
+        (nobody_is_asked, "nobody answers"),
+        (one_person_is_enough, "two people"),
+        (edits_keep_their_confirmations, "two people, other"),
         (leases_over_leases, "doubled messages"),
         (leases_before_due, "doubled messages"),
         (merges_without_a_phase, "last results"),

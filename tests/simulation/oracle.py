@@ -3,31 +3,34 @@
 After every commit: invariants 1, 2, 5 to 10 and 4 (truth). At every beginning and act outside: 3, 4, 5, 7 (P7), 9, 10
 and 13. When faults have stopped: 11, 12 (`ending.py`). The numbers in the violations are those of PROTOCOL.md.
 
-Not applicable before the effect ledger and approvals exist: the approval part of 5, reconciling and keys shared by
-two calls in 3 (a key belongs to one call until then), `reconcile_is_final`. In their place P4 is judged per call: an
-effect without a key begins and acts at most once, one with a key changes the world at most once.
+What a change outside is, the oracle tells by run, tool and arguments: two equal calls of a run are one effect. What was
+approved it takes from the front door, which keeps what people said, not from the ledger.
 
 The one honest exception (PROTOCOL.md, DESIGN.md "one gap"): a process frozen between its lease and the first byte of
 an effect, woken after the call was settled `needs_human`, still acts. `needs_human` stands for "0 or 1 acts", so this
-is no violation; `late_acts` counts it.
+is no violation; `late_acts` counts it. The other half of it: the tools that say that their answers are final may then
+act twice; `final_doubles` counts that, and only where the sender slept.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import orjson
+
 from tests.simulation.outside import Ledger, Seen
-from tests.simulation.plan import TOOLS
+from tests.simulation.plan import REQUESTER, TOOLS
 from tests.simulation.process import EPOCH
 from tests.simulation.rows import Rows, RunRows
 from tests.simulation.story import Story
 from toolfleet.schemas.commands import DELIVER_QUEUE, RESULTS_QUEUE, CommandRow
 from toolfleet.schemas.conversation import MergeItem
+from toolfleet.schemas.effects import ApprovalStatus, EffectState
 from toolfleet.schemas.ids import RunId
 from toolfleet.schemas.limits import DEATHS_MAX
-from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, RunStatus, TurnPhase
+from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, RunStatus, Tier, TurnPhase
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
 
@@ -35,6 +38,11 @@ from toolfleet.schemas.run import CallState, RunState
 NOTHING_HAPPENED = frozenset(CallOutcome) - {CallOutcome.OK, CallOutcome.NEEDS_HUMAN}
 SAME_TIME_S = 1e-6
 STEP_USD = 0.01  # more than one model call of the simulated model costs
+
+
+def _changes(run_id: RunId, call: CallState) -> str:
+    """What a call changes outside: equal calls of a run change the same."""
+    return f"{run_id}/{call.tool}/{orjson.loads(call.arguments)}"
 
 
 class Oracle:
@@ -48,6 +56,10 @@ class Oracle:
         self.last: dict[RunId, RunRows] = {}
         self.acknowledged: dict[RunId, frozenset[str]] = {}  # effects the acknowledgement of a cancel listed
         self.late_acts = 0
+        self.final_doubles = 0
+        self.said: Mapping[
+            tuple[str, str], set[tuple[str, str]]
+        ] = {}  # what people decided: the front door's
         self.commits = 0
         self.expired: dict[str, list[str]] = defaultdict(list)  # leases by command, each by its token
         self.died: Counter[str] = Counter()  # children, counted in a row
@@ -197,7 +209,9 @@ class Oracle:
                 self.require(
                     call.outcome == was.outcome, "2", f"{call.call_id}: {was.outcome} became {call.outcome}"
                 )
-            if call.dispatched and (was is None or not was.dispatched or call.attempt > was.attempt):
+            entry = call.entry
+            begun = entry is not None and entry.state is EffectState.DISPATCHED
+            if begun and (was is None or was.entry != entry):
                 self._dispatch(old, was, call)
             self.require(call.attempt <= call.attempts_max, "6", f"{call.call_id}: attempt {call.attempt}")
             row = next((r for r in state.commands if r.call_id == call.call_id and r.is_exec), None)
@@ -220,6 +234,11 @@ class Oracle:
         self.require(
             not again or call.idempotent, "5", f"{call.call_id} is dispatched a second time without a key"
         )
+        asked = call.approval
+        if call.terms.asks:
+            alive = asked is not None and asked.status is ApprovalStatus.GRANTED
+            in_time = asked is not None and asked.expires_at > self._now()
+            self.require(alive and in_time, "5", f"{call.call_id} is dispatched without a live approval")
 
     def _results(self, old: RunRows | None, new: RunRows) -> None:
         """2 and 4: the first outcome stays, every closed call has one, and it tells the truth."""
@@ -256,7 +275,9 @@ class Oracle:
         if result.outcome in NOTHING_HAPPENED:
             self.require(acts == 0, "4", f"{result.call_id} is {result.outcome} and acted {acts} times")
         if result.outcome is CallOutcome.OK:
-            self.require(acts >= 1, "4", f"{result.call_id} is ok and never acted")
+            run_id, call = known
+            done = self.ledger.by_effect[_changes(run_id, call)]
+            self.require(done >= 1, "4", f"{result.call_id} is ok and never acted")
 
     def _items(self, old: RunRows | None, new: RunRows) -> None:
         """2: append-only, one merge per turn, with the stored results in call order."""
@@ -314,19 +335,38 @@ class Oracle:
         listed = self.acknowledged.get(run_id)
         in_order = listed is None or seen.call_id in listed or call.outcome is not None
         self.require(in_order, "P7", f"{seen.call_id} begins after the cancel was acknowledged")
+        done = self.ledger.by_effect[_changes(run_id, call)]
         self.require(
-            spec.idempotent or len(seen.begins) == 1,
+            spec.idempotent or (done == 0 and seen.on_the_way == 0) or (slept and spec.reconcile_is_final),
             "P4",
-            f"{seen.call_id} ({seen.tool}) begins a second time",
+            f"{seen.call_id} ({seen.tool}) begins again, and what it did before is not known to be nothing",
         )
+        if call.terms.asks:
+            self._approved(seen, call)
         if call.outcome is not None:  # only a sender that slept between its lease and here may be that late
-            allowed = slept and (spec.idempotent or call.outcome is CallOutcome.NEEDS_HUMAN)
+            allowed = slept and (
+                spec.idempotent or spec.reconcile_is_final or call.outcome is CallOutcome.NEEDS_HUMAN
+            )
             self.require(allowed, "5", f"{seen.call_id} begins and is {call.outcome}")
+
+    def _approved(self, seen: Seen, call: CallState) -> None:
+        """P5, from what people said: enough of them, to these very arguments, not the one who asks."""
+        arguments = self.ledger.arguments
+        names = {by for answer, by in self.said.get((seen.call_id, arguments), ()) if answer != "reject"}
+        if TOOLS[seen.tool].tier is Tier.IRREVERSIBLE:
+            names -= {REQUESTER}
+        enough = len(names) >= (2 if TOOLS[seen.tool].two_person else 1)
+        self.require(enough, "P5", f"{seen.call_id} begins with {arguments}, approved by {sorted(names)}")
 
     def _acts(self, seen: Seen) -> None:
         """3 and 4, for ever."""
         call = self.calls[seen.call_id][1]
-        self.require(seen.acts <= 1, "3", f"{seen.call_id} ({seen.tool}) acted {seen.acts} times")
+        what, slept = self.ledger.acted
+        acts = self.ledger.by_effect[what]
+        if acts > 1 and slept and TOOLS[seen.tool].reconcile_is_final:
+            self.final_doubles += 1
+        else:
+            self.require(acts <= 1, "3", f"{what} ({seen.call_id}) happened {acts} times")
         self.require(call.outcome not in NOTHING_HAPPENED, "4", f"{seen.call_id} acts and is {call.outcome}")
         if call.outcome is CallOutcome.NEEDS_HUMAN:
             self.late_acts += 1

@@ -15,6 +15,8 @@ from toolfleet.schemas.model import RawCall
 from toolfleet.schemas.outcomes import Lane, Tier
 from toolfleet.schemas.tools import ToolSpec
 
+APPROVAL_EXPIRES_S = 60.0
+REQUESTER = "ann"  # whom every run acts for
 _PARAMETERS = {
     "type": "object",
     "properties": {"n": {"type": "integer"}},
@@ -23,7 +25,9 @@ _PARAMETERS = {
 }
 
 
-def _tool(name: str, tier: Tier = Tier.LOW, *, effect: bool = False, idempotent: bool = False) -> ToolSpec:
+def _tool(
+    name: str, tier: Tier = Tier.LOW, *, effect: bool = False, idempotent: bool = False, **more: object
+) -> ToolSpec:
     return ToolSpec(
         name=name,
         description=name,
@@ -32,6 +36,8 @@ def _tool(name: str, tier: Tier = Tier.LOW, *, effect: bool = False, idempotent:
         effect=effect,
         idempotent=idempotent,
         timeout_s=10.0 if name in ("look", "send") else 30.0,
+        approval_expires_s=APPROVAL_EXPIRES_S,
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -39,11 +45,13 @@ LOOK = _tool("look")
 SCAN = _tool("scan")
 CRASH = _tool("crash")  # read-only, ends the process that runs it
 SEND = _tool("send", Tier.MEDIUM, effect=True)
-WIRE = _tool("wire", Tier.HIGH, effect=True)
+WIRE = _tool("wire", Tier.HIGH, effect=True, parts=("reconcile",))  # asked for; late ones may still come
+POST = _tool("post", Tier.MEDIUM, effect=True, parts=("reconcile",), reconcile_is_final=True)
+FIRE = _tool("fire", Tier.IRREVERSIBLE, effect=True, parts=("reconcile",), two_person=True)
 PAY = _tool("pay", Tier.MEDIUM, effect=True, idempotent=True)
 BURN = _tool("burn", Tier.MEDIUM, effect=True)  # ends the process that runs it
 SCORCH = _tool("scorch", Tier.MEDIUM, effect=True, idempotent=True)  # the same, and takes a key
-TOOLS = {tool.name: tool for tool in (LOOK, SCAN, CRASH, SEND, WIRE, PAY, BURN, SCORCH)}
+TOOLS = {tool.name: tool for tool in (LOOK, SCAN, CRASH, SEND, WIRE, POST, FIRE, PAY, BURN, SCORCH)}
 POISON = frozenset({"crash", "burn", "scorch"})
 
 AGENTS = {
@@ -75,6 +83,7 @@ class RunPlan:
     follows: int | None = None  # the run whose conversation it goes on with
     cancel_at: float | None = None  # seconds after it was accepted
     cancel_after_commits: int | None = None
+    approver: str = "approve"  # what is said when somebody is asked: approve | reject | edit | never | drawn
     poison_decision: bool = False  # every process that asks the model about it dies
 
     @property
@@ -139,6 +148,7 @@ def _run(rng: random.Random, flavour: Flavour, index: int) -> RunPlan:
         follows=index - 1 if index and rng.random() < 0.2 else None,
         cancel_at=round(rng.uniform(0.0, 20.0), 3) if kind == "time" else None,
         cancel_after_commits=rng.randrange(1, 16) if kind == "commit" else None,
+        approver="drawn",
         poison_decision=rng.random() < flavour.poison * 0.2,
     )
 
@@ -178,7 +188,7 @@ def _call(rng: random.Random, flavour: Flavour, number: int, plans: Sequence[Tur
     if earlier and rng.random() < flavour.repeats:
         return rng.choice(earlier)
     if rng.random() < flavour.effects:
-        return call(rng.choice(("send", "pay", "wire")), number)
+        return call(rng.choice(("send", "pay", "wire", "post", "fire")), number)
     return call(rng.choice(("look", "look", "scan")), number)
 
 

@@ -11,6 +11,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.process import Process
 from toolfleet.adapters.broker.memory import MemoryLayer
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.effects import StandingApproval
 from toolfleet.schemas.errors import BrokerUnavailable, StoreUnavailable
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.ports import Applied, Delivery, Outgoing, RunStore, SentMark, Submission, Transition
@@ -89,6 +90,12 @@ class StorePort:
                 finished(self._store.mark_sent(marks))
 
         self._later(0.05, write)
+
+    async def key_waiters(self, key: str, *, limit: int) -> list[tuple[RunId, CommandId]]:
+        return await self._read(lambda: self._store.key_waiters(key, limit=limit))
+
+    async def standing(self, tenant: str, tool: str) -> list[StandingApproval]:
+        return await self._read(lambda: self._store.standing(tenant, tool))
 
     async def renew(self, leases: Sequence[tuple[CommandId, LeaseToken]], lease_s: float) -> set[CommandId]:
         ids = [command_id for command_id, _ in leases]

@@ -31,6 +31,7 @@ class Process:
         self.name = f"{kind}-{slot}.{generation}"
         self.dead = False
         self.woken_at = -1.0  # virtual time at which it was woken last
+        self.stood = False  # its clock stood still when it was frozen last
         self.cut_off_until = 0.0  # virtual time until which it cannot reach the store
         self.missing: frozenset[str] = frozenset()  # tools this process has not loaded
         self.ended: list[BaseException] = []  # what ended a task that should have gone on
@@ -69,6 +70,7 @@ class Process:
 
     def freeze(self, *, clock_stands: bool) -> None:
         self._thaw = asyncio.Event()
+        self.stood = clock_stands
         if clock_stands:
             self.clock.stop()
 
@@ -105,6 +107,10 @@ class ProcessClock:
     def monotonic_s(self) -> float:
         return (self._loop.time() if self._stopped_at is None else self._stopped_at) - self._stood_s
 
+    def boot_s(self) -> float:
+        """Stands with the others: the worst case, a machine that was paused and never told."""
+        return self.monotonic_s()
+
     def now_s(self) -> float:
         return EPOCH + self.monotonic_s() + self._skew_s
 
@@ -132,6 +138,9 @@ class WorldClock:
         self._loop = loop
 
     def monotonic_s(self) -> float:
+        return self._loop.time()
+
+    def boot_s(self) -> float:
         return self._loop.time()
 
     def now_s(self) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation import aimed, aimed_world
+from tests.simulation import aimed, aimed_effects, aimed_world
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import told
 from tests.simulation.world import Report, Scenario, simulate
@@ -28,7 +28,13 @@ SHARDS = 15
 SHARD_SEEDS = SEEDS // SHARDS
 FAULTS_MEAN_MIN = 5.0
 AIMED: dict[str, Scenario] = (
-    aimed.DEATHS | aimed.FREEZES | aimed.RESULTS | aimed.EARLY | aimed.ANSWERS | aimed_world.ALL
+    aimed.DEATHS
+    | aimed.FREEZES
+    | aimed.RESULTS
+    | aimed.EARLY
+    | aimed.ANSWERS
+    | aimed_effects.ALL
+    | aimed_world.ALL
 )
 AIMED_SEEDS = (0, 1)
 MUTANT_SEEDS = 60  # tried after the aimed set-ups
@@ -79,6 +85,7 @@ def test_the_seeds_inject_faults_of_every_kind() -> None:
     assert {f"tool_{kind}" for kind in ("died", "timed_out", "retryable", "late", "raised_after")} <= set(
         faults
     )
+    assert {"reconcile_silent", "decision_refused", "tool_not_sent", "tool_refused"} <= set(faults)
     assert set(statuses) == {"completed", "limit_reached", "cancelled", "failed", "denied"}
 
 

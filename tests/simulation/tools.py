@@ -14,8 +14,8 @@ from tests.simulation.faults import Faults
 from tests.simulation.outside import Ledger, Seen
 from tests.simulation.plan import POISON, TOOLS
 from tests.simulation.process import Killed, Process
-from toolfleet.schemas.ports import ToolAnswer, ToolFailed, ToolReturned
-from toolfleet.schemas.tools import ToolContext, ToolSpec
+from toolfleet.schemas.ports import NOT_IN_TIME, MayBegin, ToolAnswer, ToolFailed, ToolReturned
+from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 
 BIG = "x" * 40_000  # more than rides along in a message
 
@@ -41,6 +41,8 @@ _EFFECT = {
     "died_after": 1,
     "business": 2,
     "denied": 1,
+    "not_sent": 2,
+    "refused": 2,
 }
 
 
@@ -51,7 +53,19 @@ class SimulatedPlace:
         self._tools = tools
         self._name = name
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+    async def run(
+        self,
+        arguments: dict[str, Any],
+        context: ToolContext,
+        *,
+        timeout_s: float,
+        part: str | None = None,
+        may_begin: MayBegin | None = None,
+    ) -> ToolAnswer:
+        if part == "reconcile":
+            return await self._tools.reconcile(self._name, arguments, context)
+        if may_begin is not None and not may_begin():
+            return NOT_IN_TIME
         return await self._tools.run(self._name, arguments, context, timeout_s=timeout_s)
 
 
@@ -77,13 +91,36 @@ class SimulatedTools:
     def spec(self, name: str) -> ToolSpec | None:
         return None if name in self._process.missing else TOOLS.get(name)
 
+    def facts(self, name: str, arguments: dict[str, Any], context: ToolContext) -> CallFacts:
+        return CallFacts(None, TOOLS[name].tier, f"{name} {arguments}")
+
+    async def reconcile(self, name: str, arguments: dict[str, Any], context: ToolContext) -> ToolAnswer:
+        """What the outside knows of the call now; or it does not answer."""
+        await self._hit("tool.reconcile", call_id=context.call_id, tool=name)
+        if name in self._process.missing:
+            return ToolFailed("not_loaded", "not here", 0.0, began=False)
+        await self._wait(0.3)
+        if self._faults.silent_reconcile(name):
+            return ToolFailed("timed_out", "no answer", 0.3)
+        seen = self._ledger.calls.get(context.call_id)
+        happened = seen is not None and seen.acts > 0
+        said = (
+            {"answer": "happened", "result": {"n": arguments["n"], "pad": ""}}
+            if happened
+            else {"answer": "did_not_happen"}
+        )
+        return ToolReturned(orjson.dumps(said), 0.3)
+
     def place(self, name: str) -> contextlib.AbstractAsyncContextManager[SimulatedPlace]:
         return contextlib.nullcontext(SimulatedPlace(self, name))
 
     async def run(
         self, name: str, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float
     ) -> ToolAnswer:
+        checked_at = asyncio.get_running_loop().time()  # the sender looked at its clocks just before
         await self._hit("tool.before", call_id=context.call_id, tool=name)
+        if name in self._process.missing:
+            return ToolFailed("not_loaded", "not here", 0.0, began=False)
         spec = TOOLS[name]
         rng = random.Random(f"{self._seed}:{context.call_id}:{context.attempt}")
         seen = self._ledger.begin(
@@ -91,7 +128,8 @@ class SimulatedTools:
             context.call_id,
             name,
             context.attempt,
-            woken_at=self._process.woken_at,
+            woken_at=self._woken_at(spec, checked_at),
+            arguments=orjson.dumps(arguments).decode(),
         )
         if name in POISON:
             seen.kills += 1
@@ -101,8 +139,15 @@ class SimulatedTools:
         latency_s = rng.choice((0.01, 0.05, 0.2, 0.5, 1.0, 3.0))
         if spec.effect:
             key = context.idempotency_key if spec.idempotent else None
-            return await self._effect(seen, arguments, what, latency_s, timeout_s, key, rng)
+            changes = f"{context.run_id}/{name}/{arguments}"
+            return await self._effect(seen, arguments, what, latency_s, timeout_s, key, rng, changes)
         return await self._read(seen, arguments, what, latency_s, timeout_s)
+
+    def _woken_at(self, spec: ToolSpec, checked_at: float) -> float:
+        """When the process was woken from a sleep that no check can have seen; of a read, from any."""
+        woken_at = self._process.woken_at
+        unseen = not spec.effect or woken_at >= checked_at or self._process.stood
+        return woken_at if unseen else -1.0
 
     async def aclose(self) -> None:
         """Nothing is open."""
@@ -137,28 +182,50 @@ class SimulatedTools:
         timeout_s: float,
         key: str | None,
         rng: random.Random,
+        changes: str,
     ) -> ToolAnswer:
         """`late`: the request is out and acts whatever becomes of its sender; the others act inside the process."""
-        who = self._process.name
-        if what == "late":
-            self._later(
-                rng.choice((0.1, 2.0, 45.0, 100.0)), lambda: self._ledger.act("outside", seen, key=key)
+        who, began_at = self._process.name, asyncio.get_running_loop().time()
+
+        def later(seconds: float) -> None:
+            seen.on_the_way += 1
+
+            def act() -> None:
+                seen.on_the_way -= 1
+                self._ledger.act("outside", seen, key=key, what=changes)
+
+            self._later(seconds, act)
+
+        if what == "late_45":
+            later(45.0)
+        elif what == "late":  # a tool that says that its answers are final has no request that late
+            later(
+                rng.choice(
+                    (0.1, 2.0, 45.0) if TOOLS[seen.tool].reconcile_is_final else (0.1, 2.0, 45.0, 100.0)
+                )
             )
         elif what in ("ok", "raised_after", "silent_after", "died_after"):
             if rng.random() < 0.5:
-                self._later(latency_s / 2, lambda: self._ledger.act("outside", seen, key=key))
+                later(latency_s / 2)
                 await self._wait(latency_s)
             else:
                 await self._wait(latency_s / 2)
-                self._ledger.act(who, seen, key=key)
+                slept = self._process.woken_at >= began_at
+                self._ledger.act(who, seen, key=key, what=changes, slept=slept)
                 await self._wait(latency_s / 2)
         if what == "ok":
             await self._hit("tool.acted", call_id=seen.call_id, tool=seen.tool)
             return ToolReturned(orjson.dumps({"n": arguments["n"], "pad": ""}), latency_s)
-        if what in ("late", "silent_before", "silent_after"):
+        if what == "not_sent":
+            return _failed("NotSent", latency_s, code="not_sent", reason_code="not_sent")
+        if what == "refused":
+            seen.not_before = asyncio.get_running_loop().time() + 4.0
+            return _failed("Refused", latency_s, code="refused", retry_after_s=4.0, reason_code="refused")
+        if what in ("late", "late_45", "silent_before", "silent_after"):
             await self._wait(timeout_s)
             return ToolFailed("timed_out", "no answer", timeout_s)
         if what.startswith("died"):
+            seen.deaths += 1
             return ToolFailed("died", "its process ended", latency_s)
         return _common(what, latency_s)
 

@@ -66,6 +66,7 @@ class Report:
     statuses: Counter[str]
     commits: int
     late_acts: int
+    final_doubles: int
 
     def without_lines(self) -> Report:
         return replace(self, lines=())
@@ -101,6 +102,7 @@ class World:
         self._commits: Counter[RunId] = Counter()
         self._generation = itertools.count(1)
         self.front = Front(self)
+        self.oracle.said = self.front.said
         self._tokens = itertools.count(1)
         self._coming_back = 0
         self._over = False
@@ -321,6 +323,7 @@ def simulate(seed: int, scenario: Scenario | None = None, machine: Any = MACHINE
         statuses=Counter(state.status.value for state in states),
         commits=world.oracle.commits,
         late_acts=world.oracle.late_acts,
+        final_doubles=world.oracle.final_doubles,
     )
     del world
     if seed % 20 == 0:

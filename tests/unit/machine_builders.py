@@ -6,27 +6,39 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from toolfleet.schemas.commands import RESULTS_QUEUE
+from toolfleet.schemas.effects import EffectState, Entry, Holder, Terms, arguments_hash
 from toolfleet.schemas.events import (
+    ApprovalDecided,
+    ApprovalRequested,
     CallAnswered,
+    CallDeferred,
     CallFinished,
     CallLeased,
+    CallRefused,
     CallRetry,
     CallsSettled,
+    CallWoken,
     CancelRequested,
     DeadlineReached,
     DecisionDeferred,
     DecisionLeased,
+    EffectClaimed,
+    EffectEnded,
+    EffectResolved,
     Event,
     HandedBack,
     LeaseExpired,
     ModelFailed,
     ModelReplied,
     ProposedCall,
+    ReconcileAnswered,
+    ReconcileStarted,
     RunUnworkable,
     StepFacts,
     Submitted,
+    TierRaised,
 )
-from toolfleet.schemas.ids import CallId, LeaseToken, RunId, call_id_of
+from toolfleet.schemas.ids import CallId, CommandId, LeaseToken, RunId, call_id_of
 from toolfleet.schemas.limits import Limits
 from toolfleet.schemas.model import ModelFault, ModelReply, RawCall, Usage
 from toolfleet.schemas.outcomes import (
@@ -82,8 +94,85 @@ def invalid(index: int) -> ProposedCall:
     return proposed(index, answer=answer)
 
 
-def effect(index: int, *, idempotent: bool = False) -> ProposedCall:
-    return proposed(index, tier=Tier.MEDIUM, effect=True, idempotent=idempotent)
+def effect(index: int, *, idempotent: bool = False, **terms: bool) -> ProposedCall:
+    return proposed(index, tier=Tier.MEDIUM, effect=True, idempotent=idempotent, terms=Terms(**terms))
+
+
+def gated(index: int, tier: Tier = Tier.HIGH, **terms: bool) -> ProposedCall:
+    """An effect that somebody has to approve."""
+    return proposed(index, tier=tier, effect=True, terms=Terms(asks=True, **terms))
+
+
+def key_of(call: CallState) -> str:
+    return f"key/{call.tool}/{call.arguments}"
+
+
+def claim(call: CallState, token: str = "c", holder: Holder | None = None) -> EffectClaimed:
+    """T10 of an executor that looked at its gates and took no lease before."""
+    return EffectClaimed(
+        CommandId(call.call_id),
+        LeaseToken(token),
+        "me",
+        LEASE_S,
+        key_of(call),
+        arguments_hash(call.arguments),
+        holder,
+    )
+
+
+def ended(
+    call: CallState,
+    came: EffectState = EffectState.HAPPENED,
+    outcome: CallOutcome = CallOutcome.OK,
+    **fields: object,
+) -> EffectEnded:
+    """T11 of the sender of the attempt that is out."""
+    return EffectEnded(CommandId(call.call_id), call.attempt, came, came_to(call, outcome), **fields)  # type: ignore[arg-type]
+
+
+_CAME = {
+    CallOutcome.OK: EffectState.HAPPENED,
+    CallOutcome.BUSINESS_ERROR: EffectState.BUSINESS_ERROR,
+    CallOutcome.DENIED: EffectState.REFUSED,
+}
+
+
+def begin(call: CallState, token: str = "c") -> Event:
+    """Its executor begins: a claim, or for a read the lease."""
+    if call.effect:
+        return claim(call, token)
+    return CallLeased(CommandId(call.call_id), LeaseToken(token), "me", LEASE_S)
+
+
+def finish(call: CallState, token: str | None = "c", outcome: CallOutcome = CallOutcome.OK) -> Event:
+    """Its executor says what it came to; of an effect, everything without a clear word is unknown."""
+    if call.effect:
+        return ended(call, _CAME.get(outcome, EffectState.RECONCILING), outcome)
+    held = None if token is None else LeaseToken(token)
+    return CallFinished(CommandId(call.call_id), held, call.attempt, came_to(call, outcome))
+
+
+def ask(call: CallState, token: str = "q") -> ReconcileStarted:
+    return ReconcileStarted(CommandId(call.call_id), LeaseToken(token), "me", LEASE_S)
+
+
+def answer(
+    call: CallState, came: EffectState, token: str = "q", outcome: CallOutcome = CallOutcome.OK
+) -> ReconcileAnswered:
+    return ReconcileAnswered(
+        CommandId(call.call_id), LeaseToken(token), call.attempt, came, came_to(call, outcome)
+    )
+
+
+def question(call: CallState, *, by: str = "", expires_s: float = 100.0) -> ApprovalRequested:
+    hash_ = arguments_hash(call.arguments)
+    return ApprovalRequested(CommandId(call.call_id), None, hash_, expires_s, by, "summary")
+
+
+def decide(call: CallState, answer_: str = "approve", by: str = "ann", **fields: object) -> ApprovalDecided:
+    assert call.approval is not None
+    asked = call.approval
+    return ApprovalDecided(call.call_id, asked.id, answer_, by, asked.arguments_hash, **fields)  # type: ignore[arg-type]
 
 
 def replied(
@@ -193,20 +282,66 @@ def _decision_events(state: RunState, row_id: str) -> Iterator[Event]:
 
 
 def _call_events(state: RunState, call: CallState, now: float) -> Iterator[Event]:
-    command_id = call.call_id
+    command_id = CommandId(call.call_id)
     row = state.command(command_id)
     token = row.token if row is not None else None
-    yield CallLeased(command_id, LeaseToken(f"c{now}"), "me", LEASE_S)  # type: ignore[arg-type]
-    for outcome in (CallOutcome.OK, CallOutcome.DENIED, CallOutcome.NEEDS_HUMAN):
-        yield CallFinished(command_id, token, call.attempt, came_to(call, outcome))  # type: ignore[arg-type]
-    yield CallFinished(command_id, STALE, call.attempt + 1, ok(call))  # type: ignore[arg-type]
-    if not call.effect:
+    yield CallLeased(command_id, LeaseToken(f"c{now}"), "me", LEASE_S)
+    if call.effect:
+        yield from _effect_events(call, token, now)
+    else:
+        for outcome in (CallOutcome.OK, CallOutcome.DENIED):
+            yield CallFinished(command_id, token, call.attempt, came_to(call, outcome))
+        yield CallFinished(command_id, STALE, call.attempt + 1, ok(call))
         failed = came_to(call, CallOutcome.FAILED)
         for died in (False, True):
-            yield CallRetry(command_id, token, call.attempt, 1.0, died, failed)  # type: ignore[arg-type]
-        yield CallRetry(command_id, STALE, call.attempt, 1.0, False, failed)  # type: ignore[arg-type]
+            yield CallRetry(command_id, token, call.attempt, 1.0, died, failed)
+        yield CallRetry(command_id, STALE, call.attempt, 1.0, False, failed)
+    refused = came_to(call, CallOutcome.BUSINESS_ERROR)
+    yield CallRefused(command_id, token, call.attempt, refused)
+    yield CallRefused(command_id, STALE, call.attempt, refused)
+    yield CallRefused(command_id, token, call.attempt, came_to(call, CallOutcome.REJECTED))
+    yield CallRefused(command_id, token, call.attempt, came_to(call, CallOutcome.APPROVAL_EXPIRED))
+    yield CallDeferred(command_id, token, call.attempt, 1.0, "rate")
+    yield CallWoken(command_id, key_of(call))
+    yield TierRaised(command_id, token, Tier.HIGH, asks=True)
+    yield from _approval_events(call)
     yield CallsSettled((ok(call),))
     yield CallAnswered(call.call_id, ok(call))
+
+
+def _effect_events(call: CallState, token: LeaseToken | None, now: float) -> Iterator[Event]:
+    mine = token or LeaseToken(f"e{now}")
+    yield claim(call, f"e{now}")
+    yield claim(call, mine)
+    other = CallId("call_0_1_0")
+    yield claim(call, f"e{now}", Holder(RunId("run_0"), other, EffectState.DISPATCHED))
+    shared = CallResult(other, 0, CallOutcome.OK, "{}")
+    yield claim(call, f"e{now}", Holder(RunId("run_0"), other, EffectState.HAPPENED, shared))
+    failed = CallOutcome.FAILED
+    yield ended(call)
+    yield ended(call, EffectState.BUSINESS_ERROR, CallOutcome.BUSINESS_ERROR)
+    yield ended(call, EffectState.REFUSED, CallOutcome.DENIED)
+    yield ended(call, EffectState.NOT_SENT, failed, again=True, delay_s=1.0)
+    yield ended(call, EffectState.RECONCILING, failed)
+    yield ended(call, EffectState.RECONCILING, failed, died=True)
+    yield replace(ended(call), attempt=call.attempt + 1)
+    yield ask(call, f"q{now}")
+    for came in (EffectState.HAPPENED, EffectState.DID_NOT_HAPPEN, EffectState.RECONCILING):
+        yield answer(call, came, mine)
+    yield answer(call, EffectState.HAPPENED, STALE)
+    yield EffectResolved(call.call_id, True, "op", found=call.entry)
+    yield EffectResolved(call.call_id, False, "op", found=Entry("k", EffectState.DISPATCHED, 1, 0.0))
+
+
+def _approval_events(call: CallState) -> Iterator[Event]:
+    yield question(call, by="ann")
+    yield replace(question(call), standing="std_1")
+    if call.approval is not None:
+        yield decide(call)
+        yield decide(call, by="bob")
+        yield decide(call, "reject")
+        yield decide(call, "edit", "bob", arguments='{"n":7}')
+        yield replace(decide(call, by="bob"), arguments_hash="other")
 
 
 def _nobody(state: RunState) -> CallState:

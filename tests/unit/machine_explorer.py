@@ -9,16 +9,23 @@ from functools import cache
 
 from tests.unit.machine_builders import (
     LEASE_S,
+    ask,
     awaiting,
     came_to,
+    claim,
+    decide,
     effect,
+    ended,
     events_for,
+    gated,
     lease_decision,
     proposed,
+    question,
     submitted,
     with_calls,
 )
 from tests.unit.machine_invariants import check_invariants
+from toolfleet.schemas.effects import EffectState
 from toolfleet.schemas.events import (
     CallLeased,
     CallsSettled,
@@ -26,13 +33,13 @@ from toolfleet.schemas.events import (
     DeadlineReached,
     Event,
 )
-from toolfleet.schemas.ids import CommandId, LeaseToken
+from toolfleet.schemas.ids import LeaseToken
 from toolfleet.schemas.limits import Limits
-from toolfleet.schemas.outcomes import CallOutcome, CallWaiting
+from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, Tier
 from toolfleet.schemas.records import Step, StoreResult
 from toolfleet.schemas.run import CallState, RunState
 from toolfleet.workers.machine import reduce
-from toolfleet.workers.machine.table import BEGUN, CLOSED, MISS
+from toolfleet.workers.machine.call_table import BEGUN, CLOSED, MISS
 
 STATES_MAX = 1_100
 DEPTH = 9
@@ -95,7 +102,9 @@ def _beginnings() -> Iterator[RunState]:
     yield from _poisoned(submitted(), lambda state: lease_decision(state))
     for made in (proposed(0), effect(0)):
         lone, _ = with_calls([made])
-        leases = [CallLeased(lone.commands[0].id, LeaseToken("c"), "me", LEASE_S)]
+        first = lone.calls[0]
+        taken: Event = CallLeased(lone.commands[0].id, LeaseToken("c"), "me", LEASE_S)
+        leases = [claim(first) if first.effect else taken]
         yield from _poisoned(lone, lambda _state, leases=leases: leases[0])
         both, _ = with_calls([made], Limits(turns_max=1))
         yield from _poisoned(both, lambda _state, leases=leases: leases[0])
@@ -107,14 +116,53 @@ def _beginnings() -> Iterator[RunState]:
     yield awaiting(asked, CallWaiting.AWAITING_CLIENT)
     yield from _denied_beside_a_poisoned_one()
     yield from _two_effects_under_a_cancel()
+    yield from _asked()
+    yield from _reconciled()
+
+
+def _asked() -> Iterator[RunState]:
+    """Calls somebody has to approve, before and after the question, and with all but the last confirmation."""
+    for made in (gated(0), gated(0, Tier.IRREVERSIBLE), gated(0, two_person=True)):
+        state, _ = with_calls([made], Limits(turns_max=2))
+        state = replace(state, deadline_at=40.0)
+        yield state
+        asked = reduce(state, question(state.calls[0], by="ann"), 3.0).state
+        yield asked
+        yield reduce(asked, decide(asked.calls[0], by="bob"), 3.5).state
+        yield reduce(asked, decide(asked.calls[0], "reject", by="bob"), 3.5).state
+        yield reduce(asked, CancelRequested(), 3.5).state
+
+
+def _reconciled() -> Iterator[RunState]:
+    """Effects nobody knows of, of every kind of tool, at the first question and at the last one."""
+    for terms in ({}, {"reconciles": True}, {"reconciles": True, "reconcile_is_final": True}):
+        for attempts_max in (1, 3):
+            made = replace(effect(0, **terms), attempts_max=attempts_max)
+            state, _ = with_calls([made], Limits(turns_max=2))
+            state = reduce(state, claim(state.calls[0]), 3.0).state
+            unknown = reduce(state, ended(state.calls[0], EffectState.RECONCILING), 3.0).state
+            yield unknown
+            yield reduce(unknown, CancelRequested(), 3.0).state
+            for tries, send_by in ((0, -200.0), (3, 8.0)):
+                yield _with_entry(unknown, tries=tries, send_by=send_by, asked_at=3.0)
+                started = reduce(unknown, ask(unknown.calls[0]), 3.0).state
+                yield _with_entry(started, tries=tries, send_by=send_by, asked_at=3.0)
+    human = reduce(unknown, CallsSettled(()), 3.0).state
+    yield human
+
+
+def _with_entry(state: RunState, **fields: float) -> RunState:
+    (call,) = state.calls
+    assert call.entry is not None
+    changed = replace(call, entry=replace(call.entry, **fields))  # type: ignore[arg-type]
+    return replace(state, calls=(changed,))
 
 
 def _idempotent() -> Iterator[RunState]:
     state, _ = with_calls([effect(0, idempotent=True)])
     state = replace(state, deadline_at=40.0)
     yield state
-    lease = CallLeased(state.commands[0].id, LeaseToken("c"), "me", LEASE_S)
-    state = reduce(state, lease, 3.0).state
+    state = reduce(state, claim(state.calls[0]), 3.0).state
     yield state
     yield replace(state, calls=tuple(replace(call, attempts_max=1) for call in state.calls))
 
@@ -130,8 +178,7 @@ def _denied_beside_a_poisoned_one() -> Iterator[RunState]:
 def _two_effects_under_a_cancel() -> Iterator[RunState]:
     state, _ = with_calls([effect(0), effect(1)])
     for call in state.calls:
-        lease = CallLeased(CommandId(call.call_id), LeaseToken(f"c{call.index}"), "me", LEASE_S)
-        state = reduce(state, lease, 3.0).state
+        state = reduce(state, claim(call, f"c{call.index}"), 3.0).state
     state = reduce(state, CancelRequested(), 3.0).state
     yield state
     yield awaiting(state, CallWaiting.AWAITING_CALLBACK)

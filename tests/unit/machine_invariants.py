@@ -6,26 +6,37 @@ Pure, and strict on purpose: it says which event may do what, not only what a st
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from toolfleet.schemas.commands import RESULTS_QUEUE, CommandRow
+from toolfleet.schemas.effects import ApprovalStatus, EffectState, arguments_hash
 from toolfleet.schemas.events import (
     CallAnswered,
+    CallDeferred,
     CallFinished,
     CallLeased,
+    CallRefused,
     CallRetry,
     CallsSettled,
     DecisionDeferred,
     DecisionLeased,
+    EffectClaimed,
+    EffectEnded,
+    EffectResolved,
     Event,
     HandedBack,
     LeaseExpired,
     ModelFailed,
     ModelReplied,
+    ReconcileAnswered,
+    ReconcileStarted,
     RunUnworkable,
     Submitted,
 )
 from toolfleet.schemas.limits import DEATHS_MAX
 from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, RunStatus, TurnPhase
 from toolfleet.schemas.records import (
+    AppendAudit,
     AppendDead,
     AppendEvent,
     AppendItem,
@@ -38,7 +49,16 @@ from toolfleet.schemas.records import (
 )
 from toolfleet.schemas.run import CallState, RunState
 
-FENCED = (ModelReplied, ModelFailed, RunUnworkable, DecisionDeferred, LeaseExpired, HandedBack, CallRetry)
+FENCED = (
+    ModelReplied,
+    ModelFailed,
+    RunUnworkable,
+    DecisionDeferred,
+    LeaseExpired,
+    HandedBack,
+    CallRetry,
+    ReconcileAnswered,
+)
 _UNDECIDED = (RunStatus.QUEUED, RunStatus.DECIDING)
 _CENT = 1e-9
 
@@ -54,7 +74,8 @@ def check_invariants(before: RunState | None, event: Event, step: Step, now_s: f
         return
     if step.missed is not None:
         assert after == before, "a miss changes nothing"
-        assert all(isinstance(record, CloseUsage) for record in step.records), "a miss only books usage"
+        booked = all(isinstance(record, CloseUsage | AppendAudit) for record in step.records)
+        assert booked, "a miss only books usage, and writes down who was refused"
         return
     _results(before, event, step)
     _merges(before, step)
@@ -63,12 +84,10 @@ def check_invariants(before: RunState | None, event: Event, step: Step, now_s: f
     _fences(before, event, step)
     _leases(before, event, step, now_s)
     if before.terminal:
-        assert (after.status, after.calls, after.output, after.reason) == (
-            before.status,
-            before.calls,
-            before.output,
-            before.reason,
-        ), "a terminal run stays as it is"
+        assert (after.status, after.output, after.reason) == (before.status, before.output, before.reason)
+        assert isinstance(event, EffectResolved) or after.calls == before.calls, (
+            "a terminal run stays as it is"
+        )
 
 
 def _shape(state: RunState) -> None:
@@ -141,7 +160,10 @@ def _results(before: RunState, event: Event, step: Step) -> None:
         new = step.state.call(old.call_id) if step.state.turn == before.turn else None
         if not old.open:
             assert old.call_id not in stored and old.call_id not in reused, "2: a second result"
-            assert new is None or new == old, "2: a closed call changed"
+            kept = isinstance(event, EffectResolved) and new is not None
+            assert new is None or new == old or (kept and replace(new, entry=old.entry) == old), (
+                "2: a closed call changed"
+            )
         elif new is not None and new.open:
             assert old.call_id not in stored, "2: a result of a call that stays open"
         else:
@@ -150,11 +172,15 @@ def _results(before: RunState, event: Event, step: Step) -> None:
             _truth(old, event, stored[old.call_id])
 
 
+_TELLS = EffectClaimed | EffectEnded | ReconcileAnswered | CallAnswered
+
+
 def _truth(old: CallState, event: Event, outcome: CallOutcome) -> None:
+    """4: `ok` needs somebody who said so; of what has begun, only its sender or an answer says that nothing happened."""
     if not old.effect:
         return
     assert not isinstance(event, CallsSettled), "4: an effect took its outcome from a message"
-    if isinstance(event, CallFinished | CallAnswered):
+    if isinstance(event, _TELLS):
         return
     assert outcome is not CallOutcome.OK, "4: nobody said that the effect happened"
     if old.dispatched:
@@ -176,17 +202,30 @@ def _merges(before: RunState, step: Step) -> None:
 
 
 def _dispatches(before: RunState, event: Event, after: RunState) -> None:
-    """5, P7: an effect begins by its lease, while its run goes on; a second time only under a key."""
+    """5, P7: an effect begins by its claim, approved, while its run goes on; a second time only under a key."""
     for new in after.calls if after.turn == before.turn else ():
         old = before.call(new.call_id)
-        again = old is not None and old.dispatched and new.attempt > old.attempt
-        if not new.dispatched or (old is not None and old.dispatched and not again):
+        if old is None or old.entry == new.entry or new.entry is None:
             continue
-        assert isinstance(event, CallLeased) and event.command_id == new.call_id, "5: begun without a lease"
-        assert new.effect and old is not None and old.open, "5: what began was not an open effect"
+        if new.entry.state is not EffectState.DISPATCHED:
+            continue
+        assert isinstance(event, EffectClaimed | ReconcileStarted) and event.command_id == new.call_id, (
+            "5: begun without a claim"
+        )
+        assert new.effect and old.open, "5: what began was not an open effect"
         assert before.status is RunStatus.WAITING, "P7: an effect begins in a run that stops"
         assert before.ending != ReasonCode.DEADLINE, "P7: an effect begins after the deadline"
-        assert new.idempotent or not again, "5: an effect begins twice without a key"
+        assert new.idempotent or not old.dispatched, "5: an effect begins twice without a key"
+        assert new.entry.attempt == new.attempt, "5: ledger and call count differently"
+        if new.terms.asks:
+            asked = new.approval
+            assert asked is not None and asked.status is ApprovalStatus.GRANTED, "P5: nobody approved it"
+            assert asked.arguments_hash == arguments_hash(new.arguments), "P5: other arguments were approved"
+            assert len(set(asked.granted_by)) >= (2 if asked.distinct else 1), "P5: one person twice"
+            assert not asked.by_another or asked.requested_by not in asked.granted_by, "P5: the requester"
+
+
+_AGAIN = CallRetry | EffectEnded | ReconcileStarted | ReconcileAnswered
 
 
 def _attempts(before: RunState, event: Event, step: Step) -> None:
@@ -196,7 +235,7 @@ def _attempts(before: RunState, event: Event, step: Step) -> None:
         old = before.call(new.call_id)
         if old is not None and new.open:
             by = new.attempt - old.attempt
-            assert by == 0 or (by == 1 and isinstance(event, CallRetry | CallLeased)), "6: attempts jumped"
+            assert by == 0 or (by == 1 and isinstance(event, _AGAIN)), "6: attempts jumped"
     opened = [record for record in step.records if isinstance(record, OpenUsage)]
     if after.turn == before.turn and after.model_attempt > before.model_attempt:
         assert isinstance(event, DecisionLeased) and len(opened) == 1, (
@@ -216,15 +255,22 @@ def _fences(before: RunState, event: Event, step: Step) -> None:
     row = before.command(event.command_id) if hasattr(event, "command_id") else None
     if isinstance(event, FENCED):
         assert row is not None and row.token == event.token, "8: a commit under an old lease"
-    if isinstance(event, CallRetry | CallFinished):
+    if isinstance(event, CallRetry | CallFinished | CallRefused | CallDeferred):
         call = before.call(event.command_id)
-        closed = any(isinstance(record, StoreResult) for record in step.records)
-        if isinstance(event, CallRetry) or closed:
-            assert call is not None and call.open and call.attempt == event.attempt, "8: an old attempt"
-            assert call.dispatched if call.effect else (row is not None and row.token == event.token), "8"
+        assert call is not None and call.open and call.attempt == event.attempt, "8: an old attempt"
+        assert row is not None and row.token in (event.token, None), "8: under another lease"
+        assert not call.dispatched, "8: its effect is out"
+    if isinstance(event, EffectEnded):
+        call = before.call(event.command_id)
+        if step.state.calls != before.calls or step.state.turn != before.turn:
+            assert call is not None and call.open and call.dispatched and call.entry is not None
+            assert call.entry.attempt == event.attempt, "8: an old attempt"
         else:  # evidence, nothing else
-            assert step.state.calls == before.calls and step.state.commands == before.commands
+            assert step.state.commands == before.commands
             assert {type(record) for record in step.records} == {AppendEvent}
+
+
+_TAKES = DecisionLeased | CallLeased | EffectClaimed | ReconcileStarted
 
 
 def _leases(before: RunState, event: Event, step: Step, now_s: float) -> None:
@@ -237,7 +283,7 @@ def _leases(before: RunState, event: Event, step: Step, now_s: float) -> None:
         if row.token is not None and row.token != old.token:
             assert old.token is None, "8: one lease replaced another"
             assert old.due_at <= now_s, "10: begun before it was due"
-            assert isinstance(event, DecisionLeased | CallLeased) and event.token == row.token
+            assert isinstance(event, _TAKES) and event.token == row.token
         if row.due_at != old.due_at:
             assert (row.sent_at, row.sends, row.token) == (None, 0, None), (
                 "a row is due again and counts as sent"
@@ -257,4 +303,6 @@ def _deaths(old: CommandRow, row: CommandRow, event: Event) -> None:
 
 
 def _died(event: Event) -> bool:
-    return (isinstance(event, LeaseExpired) and event.death) or (isinstance(event, CallRetry) and event.died)
+    return (isinstance(event, LeaseExpired) and event.death) or (
+        isinstance(event, CallRetry | EffectEnded) and event.died
+    )

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 PACKAGE = "toolfleet.workers.machine"
-QUICK_TESTS = ("answers", "fences", "repeats", "model", "turns", "stops")
+QUICK_TESTS = ("answers", "fences", "repeats", "model", "turns", "stops", "ledger")
 ROOT = Path(__file__).parents[2]
 MISSED, CAUGHT, BROKEN = 0, 1, 70
 HANGS_AFTER_S = 30
@@ -95,55 +95,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "call",
-        "a begun effect begins again",
-        "if call.effect and call.dispatched:\n        if not",
-        "if False:\n        if not",
-    ),
-    Mutant(
-        "call", "every effect counts as idempotent", "not call.idempotent or call.attempt", "call.attempt"
-    ),
-    Mutant(
-        "call",
-        "an effect has attempts without end",
-        "call.attempt >= call.attempts_max or _stopping",
-        "_stopping",
-    ),
-    Mutant("call", "an effect begins again in a run that stops", " or _stopping(state):", ":"),
-    Mutant(
-        "call",
-        "an effect begins in a run that stops",
-        "elif call.effect and _stopping(state):",
-        "elif False:",
-    ),
-    Mutant(
-        "call", "an effect does not count as begun", "draft.set_call(call.call_id, dispatched=True)", "pass"
-    ),
-    Mutant(
-        "call",
         "the lease is not the sender's already",
         "if row is not None and row.token == event.token:",
         "if False:",
     ),
     Mutant("call", "an old attempt counts", "call.open and call.attempt == attempt", "call.open"),
     # `call.open` in the same line is not listed: `row.is_exec` is a second lock on that door, so each alone is spare.
-    Mutant(
-        "call",
-        "an old token may finish a read",
-        "if not call.effect and not _held(row, event.token):",
-        "if False:",
-    ),
-    Mutant(
-        "call",
-        "an effect is finished that never began",
-        "if call.effect and not call.dispatched:",
-        "if False:",
-    ),
-    Mutant(
-        "call",
-        "late outcomes are no evidence",
-        "not call.effect or call.outcome ==",
-        "True or call.outcome ==",
-    ),
     Mutant(
         "call",
         "an old token may retry a read",
@@ -166,13 +123,223 @@ MUTANTS: tuple[Mutant, ...] = (
         "call is not None and not",
     ),
     Mutant("call", "anybody may answer a call", " or call.waiting not in _ANSWERABLE:", ":"),
+    Mutant("call", "an outcome stays in its queue", "queue=RESULTS_QUEUE", "queue=row.queue"),
+    Mutant(
+        "call",
+        "a begun effect is leased",
+        "if call.dispatched:\n        return miss",
+        "if False:\n        return miss",
+    ),
+    Mutant(
+        "call", "an effect is leased in a run that stops", "if call.effect and stopping(state):", "if False:"
+    ),
+    Mutant(
+        "call",
+        "an old token may finish a read",
+        'if not _held(row, event.token):\n        return miss(state, "lease lost")\n    draft = Draft(state, now_s)\n    store',
+        "draft = Draft(state, now_s)\n    store",
+    ),
+    Mutant("call", "a message finishes an effect", "not row.is_exec or call.effect:", "not row.is_exec:"),
     Mutant(
         "call",
         "a lost effect counts as failed",
-        "if call.effect and call.dispatched:\n        draft.result",
-        "if False:\n        draft.result",
+        "if call.effect and call.dispatched:\n        draft.set_call",
+        "if False:\n        draft.set_call",
     ),
-    Mutant("call", "an outcome stays in its queue", "queue=RESULTS_QUEUE", "queue=row.queue"),
+    Mutant(
+        "stop",
+        "a begun effect is cancelled",
+        'draft.event("run.cancelling", by=event.by, running=[c.call_id for c in state.open_calls if c.dispatched])\n    for call in state.open_calls:\n        if not call.dispatched:',
+        "for call in state.open_calls:\n        if True:",
+    ),
+    Mutant(
+        "stop",
+        "what is not sent is run in a run that stops",
+        "if state.status is not RunStatus.CANCELLING:",
+        "if True:",
+    ),
+    Mutant(
+        "present",
+        "a gate is passed before it is due",
+        "if refused is not None:",
+        'if refused not in (None, "not yet due"):',
+    ),
+    Mutant(
+        "present", "a gate is passed over a lease", "if token is None or row.token != token:", "if False:"
+    ),
+    Mutant(
+        "present",
+        "a gate settles what is out",
+        'return "its effect has begun" if call.dispatched else (row, call)',
+        "return (row, call)",
+    ),
+    Mutant("present", "an approval expires early", "asked.expires_at > now_s or", "False or"),
+    Mutant("present", "a rejection nobody said", "asked.status is not ApprovalStatus.REJECTED:", "False:"),
+    Mutant(
+        "present", "a tier is lowered", "if TIERS.index(event.tier) <= TIERS.index(call.tier):", "if False:"
+    ),
+    Mutant(
+        "present",
+        "an old question counts for a higher tier",
+        "approval=withdrawn(call, now_s),",
+        "approval=call.approval,",
+    ),
+    Mutant("present", "a waiting call is woken by any key", " or call.waits_key != event.key:", ":"),
+    Mutant(
+        "draft",
+        "a question outlives its call",
+        "approval=withdrawn(call, self.now_s),",
+        "approval=call.approval,",
+    ),
+    Mutant(
+        "approval",
+        "somebody is asked twice",
+        "if call.approval is not None and call.approval.status in _DECIDED and fits(call):",
+        "if False:",
+    ),
+    Mutant(
+        "approval",
+        "somebody is asked in a run that stops",
+        "if stopping(state):\n        return miss",
+        "if False:\n        return miss",
+    ),
+    Mutant(
+        "approval",
+        "a question is about other arguments",
+        "or event.arguments_hash != arguments_hash(call.arguments)",
+        "",
+    ),
+    Mutant(
+        "approval", "an approval of another status counts", "and asked.status is ApprovalStatus.GRANTED\n", ""
+    ),
+    Mutant("approval", "an approval that is over counts", "and asked.expires_at > now_s\n", ""),
+    Mutant("approval", "the hash check", "and asked.arguments_hash == sent_hash\n", ""),
+    Mutant(
+        "approval",
+        "an approval of a lower tier counts",
+        "and asked.tier is call.tier\n    )\n\n\ndef _question",
+        ")\n\n\ndef _question",
+    ),
+    Mutant(
+        "approval", "a standing approval covers everything", "if steps == 1 and not by_another else None", ""
+    ),
+    Mutant("approval", "one confirmation is two", "enough = len(by) >= asked.steps", "enough = True"),
+    Mutant(
+        "approval",
+        "confirmations of other arguments count",
+        "(event.by,) if changed else (*asked.granted_by, event.by)",
+        "(*asked.granted_by, event.by)",
+    ),
+    Mutant("approval", "any question is decided", "or asked.id != event.approval_id:", ":"),
+    Mutant(
+        "approval",
+        "a decided question is decided again",
+        "if asked.status is not ApprovalStatus.PENDING:\n        return f",
+        "if False:\n        return f",
+    ),
+    Mutant("approval", "a decision after its time counts", "if asked.expires_at <= now_s:", "if False:"),
+    Mutant(
+        "approval",
+        "a decision about other arguments counts",
+        "if event.arguments_hash != asked.arguments_hash:",
+        "if False:",
+    ),
+    Mutant(
+        "approval",
+        "approver and requester are one",
+        "if asked.by_another and event.by == asked.requested_by:",
+        "if False:",
+    ),
+    Mutant(
+        "approval",
+        "one person is two people",
+        "if asked.distinct and event.by in asked.granted_by:",
+        "if False:",
+    ),
+    Mutant(
+        "approval",
+        "two people are one person",
+        "if asked.steps > 1 and not asked.distinct and",
+        "if False and",
+    ),
+    Mutant(
+        "effect",
+        "an effect is claimed in a run that stops",
+        'if stopping(state):\n        return miss(state, "run is stopping")',
+        'if False:\n        return miss(state, "")',
+    ),
+    Mutant(
+        "effect",
+        "other arguments are claimed",
+        "if event.arguments_hash != arguments_hash(call.arguments):",
+        "if False:",
+    ),
+    Mutant(
+        "effect",
+        "an effect is claimed without approval",
+        "if not granted(call, event.arguments_hash, now_s):",
+        "if False:",
+    ),
+    Mutant(
+        "effect",
+        "the effect key",
+        "if event.holder is not None and event.holder.call_id != call.call_id:",
+        "if False:",
+    ),
+    Mutant("effect", "a holder that is out is shared", "if holder.state in BEGUN:", "if False:"),
+    Mutant("effect", "the fence by attempt", "if entry.attempt != event.attempt:", "if False:"),
+    Mutant(
+        "effect",
+        "doubt is forgotten",
+        "if entry.doubt and event.came is not EffectState.HAPPENED and not event.no_effect:",
+        "if False:",
+    ),
+    Mutant("effect", "no quiet time", "entry.asked_at <= quiet_at:", "False:"),
+    Mutant(
+        "effect", "every answer is final", "if call.idempotent or call.terms.reconcile_is_final:", "if True:"
+    ),
+    Mutant(
+        "effect",
+        "an answer under an old lease",
+        "if row.token != event.token:\n        return miss",
+        "if False:\n        return miss",
+    ),
+    Mutant("effect", "an answer about an old attempt", " or entry.attempt != event.attempt:", ":"),
+    Mutant(
+        "effect", "a human is asked at once", "elif now_s < entry.send_by + call.timeout_s:", "elif False:"
+    ),
+    Mutant(
+        "effect",
+        "the same request without an approval",
+        "may = not stopping(state) and granted(",
+        "may = not stopping(state) or granted(",
+    ),
+    Mutant(
+        "effect",
+        "the same request without end",
+        "if not may or call.attempt >= call.attempts_max:",
+        "if not may:",
+    ),
+    Mutant("effect", "questions without end", "if entry.tries >= len(RECONCILE_WAITS_S):", "if False:"),
+    Mutant(
+        "effect",
+        "attempts without end",
+        "elif call.attempt >= call.attempts_max:\n        _settle",
+        "elif False:\n        _settle",
+    ),
+    Mutant("effect", "not sent, and tried in a run that stops", "if stopping(draft.state):", "if False:"),
+    Mutant(
+        "effect",
+        "an operator answers for what is known",
+        "if found is None or found.state is not EffectState.NEEDS_HUMAN:",
+        "if found is None:",
+    ),
+    Mutant(
+        "effect",
+        "who waits is not woken",
+        "call.waits_key == key and row is not None",
+        "False and row is not None",
+    ),
     Mutant("closing", "a turn is merged while calls are open", " and not draft.state.open_calls:", ":"),
     Mutant("closing", "a turn is merged in any phase", "draft.state.phase is TurnPhase.CALLS and", ""),
     Mutant("closing", "rows of closed calls stay", "draft.drop(lambda row: row.call_id in closed)", "pass"),
@@ -286,18 +453,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "a hand-back is a model attempt",
         "model_attempt=max(0, state.model_attempt - 1)",
         "model_attempt=state.model_attempt",
-    ),
-    Mutant(
-        "stop",
-        "a begun effect is cancelled",
-        "if not call.dispatched:\n            draft.result(call, _c",
-        "if True:\n            draft.result(call, _c",
-    ),
-    Mutant(
-        "stop",
-        "a begun effect is not run",
-        "if not call.dispatched:\n            draft.result(\n",
-        "if True:\n            draft.result(\n",
     ),
     Mutant(
         "stop",

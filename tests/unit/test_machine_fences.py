@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.machine_builders import (
-    LEASE_S,
     STALE,
+    ask,
     awaiting,
+    begin,
     came_to,
     effect,
+    finish,
     lease_decision,
     merges,
     ok,
@@ -23,8 +25,6 @@ from tests.unit.machine_builders import (
 from tests.unit.machine_invariants import check_invariants
 from toolfleet.schemas.events import (
     CallAnswered,
-    CallFinished,
-    CallLeased,
     CallRetry,
     CallsSettled,
     CancelRequested,
@@ -55,13 +55,12 @@ def _feed(state: RunState, event: Event, now_s: float = 5.0) -> Step:
     return step
 
 
-def _lease(call: CallState, token: str = "c") -> CallLeased:
-    return CallLeased(CommandId(call.call_id), LeaseToken(token), "me", LEASE_S)
+def _lease(call: CallState, token: str = "c") -> Event:
+    return begin(call, token)
 
 
-def _finish(call: CallState, token: str | None = "c", outcome: CallOutcome = CallOutcome.OK) -> CallFinished:
-    held = None if token is None else LeaseToken(token)
-    return CallFinished(CommandId(call.call_id), held, call.attempt, came_to(call, outcome))
+def _finish(call: CallState, token: str | None = "c", outcome: CallOutcome = CallOutcome.OK) -> Event:
+    return finish(call, token, outcome)
 
 
 def _retry(
@@ -187,7 +186,8 @@ def test_the_third_worker_that_dies_of_a_read_gives_it_up_and_the_other_call_goe
 def test_an_idempotent_effect_that_kills_its_workers_needs_a_human() -> None:
     state, _ = with_calls([replace(effect(0, idempotent=True), attempts_max=5)])
     for number in range(DEATHS_MAX):
-        state = _feed(state, _lease(state.calls[0], f"c{number}"), 50.0 * number + 5).state
+        event = ask(state.calls[0], f"c{number}") if number else _lease(state.calls[0], "c0")
+        state = _feed(state, event, 50.0 * number + 5).state
         assert state.calls[0].attempt == number + 1
         step = _feed(state, _expire(state.calls[0], f"c{number}"), 50.0 * number + 45)
         state = step.state
@@ -201,7 +201,7 @@ def test_an_idempotent_effect_out_of_attempts_needs_a_human() -> None:
     state = _feed(state, _lease(state.calls[0])).state
     state = _feed(state, _expire(state.calls[0]), 50.0).state
 
-    state = _feed(state, _lease(state.calls[0], "c2"), 51.0).state
+    state = _feed(state, ask(state.calls[0], "c2"), 51.0).state
 
     assert state.calls[0].outcome is CallOutcome.NEEDS_HUMAN
 
@@ -215,7 +215,7 @@ def test_a_lost_effect_does_not_begin_again_in_a_run_that_stops(stop: Event) -> 
     assert [call.call_id for call in state.open_calls if call.dispatched] == ["call_1_1_0"]
     state = _feed(state, _expire(state.calls[0]), 50.0).state
 
-    state = _feed(state, _lease(state.calls[0], "c2"), 51.0).state
+    state = _feed(state, ask(state.calls[0], "c2"), 51.0).state
 
     assert state.calls[0].outcome is CallOutcome.NEEDS_HUMAN
     ended = _feed(state, CallsSettled(()), 52.0).state
@@ -244,10 +244,7 @@ def test_a_message_settles_no_effect() -> None:
 def test_an_effect_that_nobody_began_has_no_outcome_to_store() -> None:
     state, _ = with_calls([effect(0)])
 
-    step = _feed(state, _finish(state.calls[0]))
-
-    assert step.state.calls == state.calls
-    assert [r.type for r in step.records if isinstance(r, AppendEvent)] == ["call.late_result"]
+    assert _feed(state, _finish(state.calls[0])).missed is not None
 
 
 def test_a_late_outcome_of_an_effect_is_kept_as_evidence_and_changes_no_result() -> None:
@@ -255,12 +252,12 @@ def test_a_late_outcome_of_an_effect_is_kept_as_evidence_and_changes_no_result()
     first = state.calls[0]
     state = _feed(state, _lease(first)).state
     state = _feed(state, _expire(first), 50.0).state
-    state = _feed(state, _lease(first, "c2"), 51.0).state
+    state = _feed(state, ask(first, "c2"), 51.0).state
 
     step = _feed(state, _finish(first), 52.0)
 
     (told,) = [record for record in step.records if isinstance(record, AppendEvent)]
-    assert (told.data["outcome"], told.data["kept_outcome"]) == ("ok", "needs_human")
+    assert (told.data["outcome"], told.data["known"]) == ("ok", "needs_human")
     assert step.state.calls[0].outcome is CallOutcome.NEEDS_HUMAN
 
 

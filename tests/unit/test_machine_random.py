@@ -8,9 +8,22 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.unit.machine_builders import LEASE_S, came_to, effect, invalid, ok, proposed, replied, submitted
+from tests.unit.machine_builders import (
+    LEASE_S,
+    ask,
+    came_to,
+    claim,
+    effect,
+    ended,
+    invalid,
+    ok,
+    proposed,
+    replied,
+    submitted,
+)
 from tests.unit.machine_invariants import check_invariants
-from toolfleet.schemas.commands import RESULTS_QUEUE
+from toolfleet.schemas.commands import RESULTS_QUEUE, CommandRow
+from toolfleet.schemas.effects import EffectState
 from toolfleet.schemas.events import (
     CallFinished,
     CallLeased,
@@ -19,11 +32,15 @@ from toolfleet.schemas.events import (
     CancelRequested,
     DeadlineReached,
     DecisionLeased,
+    EffectClaimed,
+    EffectEnded,
     Event,
     HandedBack,
     LeaseExpired,
     ModelFailed,
     ProposedCall,
+    ReconcileAnswered,
+    ReconcileStarted,
     StepFacts,
 )
 from toolfleet.schemas.ids import CommandId, LeaseToken
@@ -49,6 +66,23 @@ FAULTS = (
     ModelFault("unavailable", "503", retryable=True, status=503),
     ModelFault("timeout", "nothing came", retryable=True),
 )
+
+
+TAKES = DecisionLeased | CallLeased | EffectClaimed | ReconcileStarted
+CAME = (
+    EffectState.HAPPENED,
+    EffectState.BUSINESS_ERROR,
+    EffectState.NOT_SENT,
+    EffectState.REFUSED,
+    EffectState.RECONCILING,
+    EffectState.DID_NOT_HAPPEN,
+)
+
+
+def _sent(call: CallState, old: CallState | None) -> bool:
+    """An attempt of an effect is out that was not before."""
+    entry = call.entry
+    return entry is not None and entry.state is EffectState.DISPATCHED and (old is None or old.entry != entry)
 
 
 @dataclass(frozen=True)
@@ -107,14 +141,14 @@ class Fleet(RuleBasedStateMachine):
 
     def _follow(self, before: RunState, event: Event) -> None:
         """What the model makes of an accepted event."""
-        if isinstance(event, DecisionLeased | CallLeased):
+        if isinstance(event, TAKES):
             self.granted.add(event.token)
-        if isinstance(event, LeaseExpired) or (isinstance(event, CallRetry) and event.died):
-            more = 1 if isinstance(event, CallRetry) or event.death else 0
+        if isinstance(event, LeaseExpired) or (isinstance(event, CallRetry | EffectEnded) and event.died):
+            more = 1 if not isinstance(event, LeaseExpired) or event.death else 0
             self.expired[event.command_id] = self.expired.get(event.command_id, 0) + more
         for call in self.state.calls:
             old = before.call(call.call_id)
-            if call.dispatched and (old is None or not old.dispatched or call.attempt > old.attempt):
+            if isinstance(event, EffectClaimed | ReconcileStarted) and _sent(call, old):
                 assert self.allowed is None, "P7: an effect begins after the cancel"
                 self.begun[call.call_id] = self.begun.get(call.call_id, 0) + 1
         if isinstance(event, CancelRequested):
@@ -139,8 +173,7 @@ class Fleet(RuleBasedStateMachine):
             self.held.append(Held(row.id, None, call))
             return
         token = self._token()
-        lease = CallLeased if row.is_exec else DecisionLeased
-        if self._feed(lease(row.id, token, "me", LEASE_S)).missed is None:
+        if self._feed(self._lease(row, call, token, data.draw(st.booleans()))).missed is None:
             self.held.append(Held(row.id, token, self.state.call(row.call_id or "")))
 
     @precondition(lambda self: self.held)
@@ -179,7 +212,17 @@ class Fleet(RuleBasedStateMachine):
     def _end_call(self, held: Held, call: CallState, data: st.DataObject) -> None:
         result = came_to(call, data.draw(st.sampled_from(OUTCOMES)))
         if call.effect:
-            self._feed(CallFinished(held.command_id, held.token, call.attempt, result))
+            came = data.draw(st.sampled_from(CAME))
+            result = came_to(call, CallOutcome.OK if came is EffectState.HAPPENED else CallOutcome.FAILED)
+            again = came in (EffectState.NOT_SENT, EffectState.REFUSED)
+            delay, died = data.draw(st.sampled_from([0.0, 5.0])), data.draw(st.booleans())
+            unknown = came is EffectState.RECONCILING
+            if data.draw(st.booleans()) or held.token is None:
+                self._feed(
+                    EffectEnded(held.command_id, call.attempt, came, result, again, delay, died and unknown)
+                )
+            else:
+                self._feed(ReconcileAnswered(held.command_id, held.token, call.attempt, came, result))
             return
         how = data.draw(st.sampled_from(["finish", "ride along", "retry", "die"]))
         if how == "ride along" and held.token is None:
@@ -222,8 +265,16 @@ class Fleet(RuleBasedStateMachine):
         waiting = [row for row in self.state.commands if row.is_exec and row.token is None]
         row, token = data.draw(st.sampled_from(waiting)), self._token()
         self.now = max(self.now, row.due_at)
-        self._feed(CallLeased(row.id, token, "me", LEASE_S))
+        self._feed(self._lease(row, self.state.call(row.call_id or ""), token, data.draw(st.booleans())))
         self.held.append(Held(row.id, token, self.state.call(row.call_id or "")))
+
+    def _lease(self, row: CommandRow, call: CallState | None, token: LeaseToken, looks: bool) -> Event:
+        """What a worker begins with: a lease; of an effect, a claim, a question, or a look at its gates."""
+        if call is None:
+            return DecisionLeased(row.id, token, "me", LEASE_S)
+        if call.dispatched:
+            return ask(call, token)
+        return claim(call, token) if call.effect and not looks else CallLeased(row.id, token, "me", LEASE_S)
 
     @precondition(lambda self: any(row.token is not None and row.is_exec for row in self.state.commands))
     @rule(data=st.data())
@@ -243,7 +294,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def an_old_message_comes_again(self, data: st.DataObject) -> None:
         event = data.draw(st.sampled_from(self.sent))
-        if isinstance(event, DecisionLeased | CallLeased) and event.token in self.granted:
+        if isinstance(event, TAKES) and event.token in self.granted:
             row = self.state.command(event.command_id)
             if row is None or row.token != event.token:
                 return  # a token names one lease, once: a worker that comes back asks under a new one
@@ -269,7 +320,7 @@ class Fleet(RuleBasedStateMachine):
     def an_effect_begins_again_only_under_a_key(self) -> None:
         for call in self.state.calls:
             times = self.begun.get(call.call_id, 0)
-            assert times <= (call.attempts_max if call.idempotent else 1), "P4"
+            assert times <= call.attempts_max, "P4"  # that none is unknown, `check_invariants` sees
 
     @invariant()
     def what_was_spent_is_booked(self) -> None:
@@ -299,9 +350,11 @@ class Fleet(RuleBasedStateMachine):
                 return
             call = self.state.call(row.call_id or "")
             if row.is_exec and call is not None:
-                self._feed(CallLeased(row.id, token := self._token(), "me", LEASE_S))
+                self._feed(self._lease(row, call, token := self._token(), False))
                 now = self.state.call(call.call_id)
-                if now is not None and now.open:
+                if now is not None and now.open and now.effect:
+                    self._feed(ended(now))
+                elif now is not None and now.open:
                     self._feed(CallFinished(row.id, token, now.attempt, ok(now)))
                 return
         self._feed(CallsSettled(()))

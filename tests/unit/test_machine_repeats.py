@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.machine_builders import (
-    LEASE_S,
+    begin,
     came_to,
     effect,
+    finish,
     invalid,
     lease_decision,
     ok,
@@ -20,8 +21,7 @@ from tests.unit.machine_builders import (
     with_calls,
 )
 from tests.unit.machine_invariants import check_invariants
-from toolfleet.schemas.events import CallFinished, CallLeased, CallsSettled, Event, ProposedCall
-from toolfleet.schemas.ids import CommandId, LeaseToken
+from toolfleet.schemas.events import CallsSettled, Event, ProposedCall
 from toolfleet.schemas.limits import REPEAT_WINDOW, Limits
 from toolfleet.schemas.outcomes import CallOutcome, RunStatus
 from toolfleet.schemas.records import ReuseResult, Step
@@ -42,9 +42,8 @@ def _settle(state: RunState, outcome: CallOutcome = CallOutcome.OK) -> RunState:
     """All open calls come to that outcome, effects through their executor, and the turn is counted."""
     for call in state.open_calls:
         if call.effect:
-            command_id, token = CommandId(call.call_id), LeaseToken(f"c{state.turn}")
-            state = _feed(state, CallLeased(command_id, token, "me", LEASE_S)).state
-            state = _feed(state, CallFinished(command_id, token, call.attempt, came_to(call, outcome))).state
+            state = _feed(state, begin(call, f"c{state.turn}")).state
+            state = _feed(state, finish(call, outcome=outcome)).state
     return _feed(state, CallsSettled(tuple(came_to(call, outcome) for call in state.open_calls))).state
 
 

@@ -8,17 +8,8 @@ import pytest
 
 from tests.unit.machine_explorer import explore
 from toolfleet.schemas.outcomes import CallWaiting, RunStatus, TurnPhase
-from toolfleet.workers.machine.table import (
-    BEGUN,
-    CALL_TABLE,
-    CLOSED,
-    EVENTS,
-    MISS,
-    PHASE_TABLE,
-    STATUSES,
-    TABLE,
-    Next,
-)
+from toolfleet.workers.machine.call_table import BEGUN, CALL_TABLE, CLOSED, MISS, Next
+from toolfleet.workers.machine.table import EVENTS, PHASE_TABLE, STATUSES, TABLE
 
 
 @pytest.mark.parametrize(("of", "table"), [("run", TABLE), ("turn", PHASE_TABLE), ("call", CALL_TABLE)])

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.machine_builders import (
-    LEASE_S,
-    came_to,
+    ask,
+    begin,
     check_invariants,
     effect,
     events_for,
+    finish,
     invalid,
     lease_decision,
     merges,
@@ -26,8 +27,6 @@ from tests.unit.machine_builders import (
     with_calls,
 )
 from toolfleet.schemas.events import (
-    CallFinished,
-    CallLeased,
     CallsSettled,
     CancelRequested,
     DeadlineReached,
@@ -45,12 +44,12 @@ from toolfleet.workers.machine import reduce
 C = LeaseToken("c")
 
 
-def _lease(call: CallState, token: LeaseToken = C) -> CallLeased:
-    return CallLeased(call.call_id, token, "me", LEASE_S)  # type: ignore[arg-type]
+def _lease(call: CallState, token: LeaseToken = C) -> Event:
+    return begin(call, token)
 
 
-def _finish(call: CallState, token: LeaseToken = C, outcome: CallOutcome = CallOutcome.OK) -> CallFinished:
-    return CallFinished(call.call_id, token, call.attempt, came_to(call, outcome))  # type: ignore[arg-type]
+def _finish(call: CallState, token: LeaseToken = C, outcome: CallOutcome = CallOutcome.OK) -> Event:
+    return finish(call, token, outcome)
 
 
 def _script() -> list[Callable[[RunState], Event]]:
@@ -172,7 +171,8 @@ def test_an_effect_whose_worker_was_lost_is_begun_again_only_if_it_is_idempotent
     state = reduce(state, _lease(state.calls[0]), 3.0).state
     state = reduce(state, LeaseExpired(state.commands[0].id, C), 100.0).state
 
-    step = reduce(state, _lease(state.calls[0], LeaseToken("c2")), 101.0)
+    assert reduce(state, _lease(state.calls[0], LeaseToken("c2")), 101.0).missed is not None
+    step = reduce(state, ask(state.calls[0], "c2"), 101.0)
 
     call = step.state.calls[0]
     assert (call.dispatched, call.attempt) == ((True, 2) if begins_again else (False, 1))

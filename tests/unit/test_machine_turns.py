@@ -9,9 +9,12 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.machine_builders import (
+    ask,
+    begin,
     came_to,
     check_invariants,
     effect,
+    finish,
     invalid,
     lease_decision,
     merges,
@@ -23,8 +26,6 @@ from tests.unit.machine_builders import (
     with_calls,
 )
 from toolfleet.schemas.events import (
-    CallFinished,
-    CallLeased,
     CallRetry,
     CallsSettled,
     DecisionLeased,
@@ -185,8 +186,8 @@ def test_a_read_after_an_effect_is_run_again() -> None:
     state, _ = with_calls([proposed(0)])
     state, _ = next_turn(state, [replace(effect(0), tool="refund", signature="refund")])
     call = state.calls[0]
-    state = reduce(state, CallLeased(call.call_id, LeaseToken("c"), "me", 30.0), 6.0).state  # type: ignore[arg-type]
-    state = reduce(state, CallFinished(call.call_id, LeaseToken("c"), 1, ok(call)), 6.0).state  # type: ignore[arg-type]
+    state = reduce(state, begin(call), 6.0).state
+    state = reduce(state, finish(call), 6.0).state
     state = reduce(state, CallsSettled(()), 6.0).state
     state, _ = next_turn(state, [proposed(0)], now=7.0)
 
@@ -220,13 +221,13 @@ def test_a_denied_call_ends_the_run_after_its_turn_unless_the_model_is_told() ->
 def test_an_effect_that_needs_a_human_withholds_its_tool() -> None:
     state, _ = with_calls([effect(0)])
     call = state.calls[0]
-    state = reduce(state, CallLeased(call.call_id, LeaseToken("c"), "me", 30.0), 3.0).state  # type: ignore[arg-type]
-    done = CallFinished(call.call_id, LeaseToken("c"), 1, came_to(call, CallOutcome.NEEDS_HUMAN))  # type: ignore[arg-type]
-    state = reduce(state, done, 3.0).state
-    state = reduce(state, CallsSettled(()), 3.0).state
+    state = reduce(state, begin(call), 3.0).state
+    state = reduce(state, finish(call, outcome=CallOutcome.FAILED), 3.0).state
+    state = reduce(state, ask(call), 50.0).state  # nothing tells what became of it
+    state = reduce(state, CallsSettled(()), 50.0).state
 
     assert state.withdrawn == ("tool0",)
-    state, _ = next_turn(state, [effect(0)])
+    state, _ = next_turn(state, [effect(0)], now=51.0)
     assert state.status is RunStatus.QUEUED and state.turn == 3  # answered without running
 
 

@@ -1,14 +1,17 @@
-"""What becomes of a tool's refusal when an earlier attempt of the same effect was lost."""
+"""What a tool's answer says of an effect."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from toolfleet.schemas.outcomes import CallOutcome, Tier
-from toolfleet.schemas.ports import ToolFailed
+from toolfleet.schemas.effects import EffectState
+from toolfleet.schemas.outcomes import Tier
+from toolfleet.schemas.ports import ToolFailed, ToolReturned
 from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolSpec
-from toolfleet.workers.executor.projection import failed
+from toolfleet.workers.executor.projection import effect_of
 
 SPEC = ToolSpec(name="refund", description="", parameters={"type": "object"}, tier=Tier.MEDIUM, effect=True)
 REFUSED = ToolFailed("raised", "no seats", 0.1, error_type="BusinessError", code="business_error")
@@ -34,24 +37,43 @@ def _call(attempt: int, *, effect: bool = True, idempotent: bool = False) -> Cal
 
 
 @pytest.mark.parametrize(
-    ("attempt", "idempotent", "answer", "outcome"),
+    ("idempotent", "answer", "came", "no_effect"),
     [
-        (1, False, REFUSED, CallOutcome.BUSINESS_ERROR),
-        (1, True, REFUSED, CallOutcome.BUSINESS_ERROR),
-        (2, True, NOTHING_DONE, CallOutcome.BUSINESS_ERROR),  # it answers for the lost attempt as well
-        (2, True, REFUSED, CallOutcome.NEEDS_HUMAN),  # "already refunded" may be about the lost attempt
-        (2, False, NOTHING_DONE, CallOutcome.NEEDS_HUMAN),  # without a key it cannot know
+        (False, REFUSED, EffectState.BUSINESS_ERROR, False),
+        (True, REFUSED, EffectState.BUSINESS_ERROR, False),
+        (True, NOTHING_DONE, EffectState.BUSINESS_ERROR, True),  # it answers for a lost attempt as well
+        (False, NOTHING_DONE, EffectState.BUSINESS_ERROR, False),  # without a key it cannot know
+        (True, DENIED, EffectState.REFUSED, False),
+        (False, ToolFailed("timed_out", "", 1.0), EffectState.RECONCILING, False),
+        (True, ToolFailed("died", "", 1.0), EffectState.RECONCILING, False),
+        (False, ToolFailed("raised", "", 1.0, "ConnectionError"), EffectState.RECONCILING, False),
+        (False, ToolFailed("not_json", "NaN", 1.0), EffectState.RECONCILING, False),  # it ran to its end
+        (False, ToolFailed("raised", "", 1.0, "NotSent", "not_sent"), EffectState.NOT_SENT, False),
+        (False, ToolFailed("died", "busy", 0.0, began=False), EffectState.NOT_SENT, False),
     ],
 )
-def test_a_refusal_after_a_lost_attempt_is_believed_where_the_tool_answers_for_both(
-    attempt: int, idempotent: bool, answer: ToolFailed, outcome: CallOutcome
+def test_what_is_known_of_an_effect_after_one_attempt(
+    idempotent: bool, answer: ToolFailed, came: EffectState, no_effect: bool
 ) -> None:
-    verdict = failed(_call(attempt, idempotent=idempotent), SPEC, answer)
+    ended = effect_of(_call(2, idempotent=idempotent), SPEC, answer)
 
-    assert verdict.result.outcome is outcome
+    assert (ended.came, ended.no_effect) == (came, no_effect)
+    assert ended.again == (came is EffectState.NOT_SENT)
+    assert ended.died == (answer.kind == "died" and answer.began)
 
 
-def test_a_permission_that_is_missing_now_says_nothing_about_a_lost_attempt() -> None:
-    verdict = failed(_call(2, idempotent=True), SPEC, DENIED)
+def test_a_refusal_says_when_it_may_be_tried_again() -> None:
+    answer = ToolFailed("raised", "429", 0.1, "Refused", "refused", {"retry_after_s": 7})
 
-    assert verdict.result.outcome is CallOutcome.NEEDS_HUMAN
+    ended = effect_of(_call(1), SPEC, answer)
+
+    assert (ended.came, ended.again, ended.delay_s) == (EffectState.REFUSED, True, 7.0)
+
+
+def test_the_model_is_told_what_an_approver_made_of_its_call() -> None:
+    call = replace(_call(1), edited=True, arguments='{"amount":5}')
+
+    ended = effect_of(call, SPEC, ToolReturned(b'"done"', 0.1))
+
+    assert "an approver changed the arguments" in ended.result.content
+    assert 'refund({\\"amount\\":5})' in ended.result.content

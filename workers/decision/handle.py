@@ -53,7 +53,10 @@ Decided = ModelReplied | ModelFailed | RunUnworkable | DecisionDeferred  # each 
 
 
 class Decider:
-    """The decision worker. Owns nothing: killed anywhere, its lease expires and another one asks again."""
+    """The decision worker. Owns nothing: killed anywhere, its lease expires and another one asks again.
+
+    `approvals` False: this fleet asks nobody before a call of tier high or irreversible.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Decider:
         telemetry: Telemetry = SILENT,
         pace: ModelPace | None = None,
         preparer: Preparer | None = None,
+        approvals: bool = True,
     ) -> None:
         self._store = store
         self._model = model
@@ -83,6 +87,7 @@ class Decider:
         self._telemetry = telemetry
         self._pace = pace
         self._preparer = preparer or Preparer()
+        self._approvals = approvals
         self.dropped = 0  # messages that found no work
         self._agents: dict[tuple[str, str], AgentSpec] = {}
 
@@ -186,6 +191,8 @@ class Decider:
             items=conversation.items,
             excluded=dict(control.excluded),
         )
+        if not self._approvals:
+            calls = tuple(replace(one, terms=replace(one.terms, asks=False)) for one in calls)
         facts = self._facts(prepared, queue_s, started, reply)
         output = None
         if agent.output is not None and reply.text and not calls:

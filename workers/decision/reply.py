@@ -14,11 +14,12 @@ import orjson
 
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import Item, ItemCall
+from toolfleet.schemas.effects import Terms
 from toolfleet.schemas.envelopes import error
 from toolfleet.schemas.events import ProposedCall
 from toolfleet.schemas.ids import RunId, call_id_of
 from toolfleet.schemas.model import ModelReply, RawCall
-from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, Tier
+from toolfleet.schemas.outcomes import ASKED_TIERS, CallOutcome, ReasonCode, Tier
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.workers.decision.arguments import FIELD_ERRORS_MAX, Invalid, Unusable, Valid, read_arguments
@@ -210,6 +211,13 @@ class _Gate:
             attempts_max=spec.attempts_max,
             timeout_s=spec.timeout_s,
             repaired=repaired,
+            terms=Terms(
+                reconciles=spec.reconciles,
+                reconcile_is_final=spec.reconcile_is_final,
+                asks=spec.tier in ASKED_TIERS,
+                two_person=spec.two_person,
+                double_confirm=spec.double_confirm,
+            ),
         )
 
 

@@ -18,6 +18,7 @@ import structlog
 from toolfleet.schemas.builtin_tools import BUILTIN_TOOLS, PAGE_CHARS, READ_RESULT, summary_key
 from toolfleet.schemas.ports import (
     Credentials,
+    MayBegin,
     ResultCache,
     StoredResults,
     ToolAnswer,
@@ -27,7 +28,7 @@ from toolfleet.schemas.ports import (
     ToolReturned,
 )
 from toolfleet.schemas.projection import REDACTED, UNTRUSTED_NOTE, project
-from toolfleet.schemas.tools import ToolContext, ToolSpec
+from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 from toolfleet.workers.executor.result_cache import Cache, key_of
 
 log = structlog.get_logger("toolfleet.contract")
@@ -62,6 +63,12 @@ class ContractTools:
     def spec(self, name: str) -> ToolSpec | None:
         own = self._backend.spec(name)
         return BUILTIN_TOOLS.get(name) if own is None else own
+
+    def facts(self, name: str, arguments: dict[str, Any], context: ToolContext) -> CallFacts | ToolFailed:
+        spec = self.spec(name)
+        if spec is not None and self._backend.spec(name) is None:
+            return CallFacts(None, spec.tier)  # one of our own
+        return self._backend.facts(name, arguments, context)
 
     @asynccontextmanager
     async def place(self, name: str) -> AsyncIterator[ToolPlace]:
@@ -103,15 +110,25 @@ class _Kept:
         self._held = held
         self._cache = cache
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+    async def run(
+        self,
+        arguments: dict[str, Any],
+        context: ToolContext,
+        *,
+        timeout_s: float,
+        part: str | None = None,
+        may_begin: MayBegin | None = None,
+    ) -> ToolAnswer:
         context = replace(context, principal=context.principal or str(context.context.get("principal") or ""))
         secrets: list[str] = []
         try:
             injected = await self._injected(context, secrets)
         except _NotThere as missing:
             return ToolFailed("raised", str(missing), 0.0, code="tool_error", began=False)
-        if self._cache is None:
-            return await self._made(arguments, injected, secrets, context, timeout_s)
+        if self._cache is None or part is not None:
+            return await self._made(
+                arguments, injected, secrets, context, timeout_s, part=part, may_begin=may_begin
+            )
         key = key_of(self._spec, arguments, injected, context)
         kept = await self._cache.get(key)
         if kept is not None:
@@ -128,11 +145,18 @@ class _Kept:
         secrets: list[str],
         context: ToolContext,
         timeout_s: float,
+        *,
+        part: str | None = None,
+        may_begin: MayBegin | None = None,
     ) -> ToolAnswer:
-        answer = await self._place.run({**arguments, **injected}, context, timeout_s=timeout_s)
+        answer = await self._place.run(
+            {**arguments, **injected}, context, timeout_s=timeout_s, part=part, may_begin=may_begin
+        )
         answer = _without(answer, secrets)
         if isinstance(answer, ToolFailed):
             return answer
+        if part is not None:
+            return _projected_part(self._spec, answer)
         shown = _projected(self._spec, answer)
         data = shown.value_json if shown.shown_json is None else shown.shown_json
         if self._summariser is not None and len(data) > self._spec.result_bytes_to_model:
@@ -209,6 +233,16 @@ def _projected(spec: ToolSpec, answer: ToolReturned) -> ToolReturned:
     )
 
 
+def _projected_part(spec: ToolSpec, answer: ToolReturned) -> ToolReturned:
+    """What `reconcile` tells of a result is shown as the result itself would be."""
+    said = orjson.loads(answer.value_json)
+    if not isinstance(said, dict) or said.get("answer") != "happened":
+        return answer
+    whole = _projected(spec, ToolReturned(orjson.dumps(said.get("result")), 0.0))
+    shown = whole.value_json if whole.shown_json is None else whole.shown_json
+    return replace(answer, value_json=orjson.dumps({**said, "result": orjson.loads(shown)}))
+
+
 def _without(answer: ToolAnswer, secrets: Sequence[str]) -> ToolAnswer:
     """The answer without the credentials the tool was given, wherever they stand in it."""
     known = [one for one in secrets if len(one) >= SECRET_CHARS_MIN]
@@ -247,7 +281,15 @@ class _ReadResult:
     def __init__(self, results: StoredResults) -> None:
         self._results = results
 
-    async def run(self, arguments: dict[str, Any], context: ToolContext, *, timeout_s: float) -> ToolAnswer:
+    async def run(
+        self,
+        arguments: dict[str, Any],
+        context: ToolContext,
+        *,
+        timeout_s: float,
+        part: str | None = None,
+        may_begin: MayBegin | None = None,
+    ) -> ToolAnswer:
         reference, offset = str(arguments["reference"]), int(arguments.get("offset", 0))
         try:
             async with asyncio.timeout(timeout_s):

@@ -9,11 +9,21 @@ import orjson
 import structlog
 
 from toolfleet.schemas.commands import RESULTS_QUEUE
-from toolfleet.schemas.events import CallFinished, CallLeased, CallRetry, Event
+from toolfleet.schemas.events import (
+    ApprovalRequested,
+    CallDeferred,
+    CallFinished,
+    CallLeased,
+    CallRefused,
+    CallRetry,
+    Event,
+    HandedBack,
+    TierRaised,
+)
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId, idempotency_key_of
 from toolfleet.schemas.limits import RESULT_BYTES_INLINE
 from toolfleet.schemas.messages import ExecMessage, InlineResult, ResultMessage
-from toolfleet.schemas.outcomes import RunStatus
+from toolfleet.schemas.outcomes import ASKED_TIERS, RunStatus
 from toolfleet.schemas.ports import (
     Applied,
     AttemptWatch,
@@ -32,6 +42,21 @@ from toolfleet.schemas.tools import ToolContext, ToolSpec
 from toolfleet.schemas.views import CallView
 from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.consumer import Done, Received, each
+from toolfleet.workers.executor.effects import Effects
+from toolfleet.workers.executor.gate import (
+    PRESENT_GATES,
+    Ask,
+    Asked,
+    Gate,
+    Later,
+    Outcome,
+    Raised,
+    Stopped,
+    Waiting,
+    pass_gates,
+    principal_of,
+    sent_hash,
+)
 from toolfleet.workers.executor.pinned import Pinned
 from toolfleet.workers.executor.projection import Verdict, failed, returned
 from toolfleet.workers.leases import Leases, commit
@@ -44,7 +69,10 @@ log = structlog.get_logger("toolfleet.executor")
 
 
 class Executor:
-    """The tool executor of some tiers. A first try of a read-only call writes nothing; its result rides along."""
+    """The tool executor of some tiers. A first try of a read-only call writes nothing; its result rides along.
+
+    `approvals` False: this fleet asks nobody. `gates`: what is looked at before a call runs, in this order.
+    """
 
     def __init__(
         self,
@@ -60,6 +88,8 @@ class Executor:
         point: Point,
         telemetry: Telemetry = SILENT,
         pace: ToolPace = UNPACED,
+        approvals: bool = True,
+        gates: Sequence[Gate] = PRESENT_GATES,
     ) -> None:
         self._store = store
         self._tools = tools
@@ -73,6 +103,21 @@ class Executor:
         self._point = point
         self._telemetry = telemetry
         self._pace = pace
+        self._approvals = approvals
+        self._gates = tuple(gates)
+        self._effects = Effects(
+            store=store,
+            publisher=publisher,
+            leases=leases,
+            clock=clock,
+            owner=owner,
+            draw=draw,
+            token=token,
+            point=point,
+            telemetry=telemetry,
+            apply=self._apply,
+            context=self._context,
+        )
         self.dropped = 0  # messages that found no work
 
     async def accept(self, received: Sequence[Received], done: Done) -> None:
@@ -93,42 +138,95 @@ class Executor:
             await self._placed(received, view, place)
 
     async def _placed(self, received: Received, view: CallView, place: ToolPlace) -> None:
-        message = received.message
+        message, call = received.message, view.call
         assert isinstance(message, ExecMessage)
+        if call.dispatched:
+            found = await self._effects.ask(view, place, self._tools.spec(call.tool))
+            self.dropped += not found
+            return
         poisonable = message.sends >= 1 or view.row.deaths > 0 or received.delivery.redelivered
-        if not view.call.effect and not poisonable:
-            await self._attempt(view, view.call, None, place)
+        if not poisonable:
+            await self._gated(view, call, None, place)
             return
         token = self._token()
         applied = await self._apply(view, CallLeased(view.row.id, token, self._owner, self._leases.lease_s))
         row = applied.state.command(view.row.id) if applied.state is not None else None
-        call = applied.state.call(view.call.call_id) if applied.state is not None else None
-        if applied.missed is not None or row is None or row.token != token or call is None:
+        leased = applied.state.call(call.call_id) if applied.state is not None else None
+        if applied.missed is not None or row is None or row.token != token or leased is None:
             self.dropped += applied.missed is not None
             return
         await self._leases.guard(
             view.run_id,
             view.row.id,
             token,
-            self._attempt(view, call, token, place),
+            self._gated(view, leased, token, place),
             deadline_s=call.timeout_s,
-            stop_when_lost=not call.effect,
         )
 
-    async def _attempt(
+    async def _gated(
         self, view: CallView, call: CallState, token: LeaseToken | None, place: ToolPlace
     ) -> None:
+        """The gates of the present, then the attempt."""
+        spec = self._tools.spec(call.tool)
+        if spec is None:
+            missing = ToolFailed("not_loaded", f"{call.tool} is not loaded", 0.0, began=False)
+            result = failed(call, _unloaded(call), missing).result
+            await self._stopped(view, call, token, Outcome(result))
+            return
+        if (changed := await self._pinned.changed(view, spec)) is not None:
+            await self._stopped(view, call, token, Outcome(failed(call, spec, changed).result))
+            return
+        context = self._context(view, call, spec)
+        arguments = orjson.loads(call.arguments)
+        facts = self._tools.facts(call.tool, arguments, context)
+        if isinstance(facts, ToolFailed):
+            log.warning("facts_failed", run_id=view.run_id, tool=call.tool, error=facts.error_type)
+            await self._stopped(view, call, token, Outcome(failed(call, spec, facts).result))
+            return
+        asked = Asked(view, call, spec, arguments, context, place, self._store, self._approvals, facts)
+        stopped = await pass_gates(asked, self._gates)
+        if stopped is not None:
+            await self._stopped(view, call, token, stopped)
+        elif call.effect:
+            self.dropped += not await self._effects.claim(asked, token)
+        else:
+            await self._attempt(asked, token)
+
+    async def _stopped(
+        self, view: CallView, call: CallState, token: LeaseToken | None, stopped: Stopped
+    ) -> None:
+        """T9: what a gate said is written down, under the lease that was taken for it, if one was."""
+        row_id, attempt = view.row.id, call.attempt
+        event: Event
+        match stopped:
+            case Outcome(result):
+                event = CallRefused(row_id, token, attempt, result)
+            case Later(delay_s, reason):
+                event = CallDeferred(row_id, token, attempt, delay_s, reason)
+            case Raised(tier):
+                event = TierRaised(row_id, token, tier, asks=self._approvals and tier in ASKED_TIERS)
+            case Ask(summary, expires_s, standing):
+                event = ApprovalRequested(
+                    row_id, token, sent_hash(call), expires_s, principal_of(view), summary, standing
+                )
+            case Waiting():
+                if token is not None:
+                    await self._apply(view, HandedBack(row_id, token))
+                return
+        applied = await self._apply(view, event)
+        self.dropped += applied.missed is not None
+
+    async def _attempt(self, asked: Asked, token: LeaseToken | None) -> None:
         if token is not None:
             await self._point("exec.after_lease")
-        with self._telemetry.attempt(view, call) as watch:
-            await self._watched(view, call, token, place, watch)
+        with self._telemetry.attempt(asked.view, asked.call) as watch:
+            await self._watched(asked, token, watch)
         await self._point("exec.after_publish")
 
-    async def _watched(
-        self, view: CallView, call: CallState, token: LeaseToken | None, place: ToolPlace, watch: AttemptWatch
-    ) -> None:
+    async def _watched(self, asked: Asked, token: LeaseToken | None, watch: AttemptWatch) -> None:
+        view, call = asked.view, asked.call
         queue_s = max(0.0, view.now_s - view.row.due_at)
-        verdict = await self._try(view, call, place)
+        verdict = await self._try(asked)
         await self._point("exec.after_tool")
         result = replace(verdict.result, queue_s=queue_s)
         if verdict.passing:
@@ -143,14 +241,19 @@ class Executor:
             event = CallFinished(view.row.id, token, call.attempt, result)
         watch.ended(event, await self._apply(view, event))
 
-    async def _try(self, view: CallView, call: CallState, place: ToolPlace) -> Verdict:
-        spec = self._tools.spec(call.tool)
-        if spec is None:
-            missing = ToolFailed("not_loaded", f"{call.tool} is not loaded", 0.0, began=False)
-            return failed(call, _unloaded(call), missing)
-        if (changed := await self._pinned.changed(view, spec)) is not None:
-            return failed(call, spec, changed)
-        context = ToolContext(
+    async def _try(self, asked: Asked) -> Verdict:
+        view, call, spec = asked.view, asked.call, asked.spec
+        answer = await asked.place.run(asked.arguments, asked.context, timeout_s=spec.timeout_s)
+        await asked.ended(answer)
+        if isinstance(answer, ToolFailed):
+            log.info(
+                "tool_failed", run_id=view.run_id, call_id=call.call_id, tool=call.tool, kind=answer.kind
+            )
+            return failed(call, spec, answer)
+        return returned(call, spec, answer)
+
+    def _context(self, view: CallView, call: CallState, spec: ToolSpec | None) -> ToolContext:
+        return ToolContext(
             run_id=view.run_id,
             turn=view.turn,
             call_id=call.call_id,
@@ -159,16 +262,10 @@ class Executor:
             tenant=view.tenant,
             agent=view.agent,
             correlation_id=view.correlation_id,
-            deadline_at=self._clock.now_s() + spec.timeout_s,
+            deadline_at=self._clock.now_s() + (call.timeout_s if spec is None else spec.timeout_s),
+            principal=principal_of(view),
             context=view.context,
         )
-        answer = await place.run(orjson.loads(call.arguments), context, timeout_s=spec.timeout_s)
-        if isinstance(answer, ToolFailed):
-            log.info(
-                "tool_failed", run_id=view.run_id, call_id=call.call_id, tool=call.tool, kind=answer.kind
-            )
-            return failed(call, spec, answer)
-        return returned(call, spec, answer)
 
     async def _send_inline(self, view: CallView, result: CallResult) -> bool:
         message = ResultMessage(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import orjson
 
+from toolfleet.schemas.effects import EffectState
 from toolfleet.schemas.envelopes import error, success
+from toolfleet.schemas.events import EffectEnded
+from toolfleet.schemas.ids import call_command_id
 from toolfleet.schemas.outcomes import CallOutcome, ReasonCode
-from toolfleet.schemas.ports import ToolFailed, ToolReturned
+from toolfleet.schemas.ports import ToolAnswer, ToolFailed, ToolReturned
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolSpec
-from toolfleet.workers.machine.call import needs_human
 
 _WHOLE = "The whole is stored under the reference: read_result reads on in it; or ask for less."
 _EXCERPT_SHARE = 0.75  # of the bytes a model may get, for the excerpt: its text is escaped once more
@@ -34,7 +36,7 @@ class Verdict:
 
 def returned(call: CallState, spec: ToolSpec, answer: ToolReturned) -> Verdict:
     """`ok`, with the data that fits, and a reference to the whole where it does not."""
-    content, full = content_of(call.tool, call.call_id, spec, answer)
+    content, full = content_of(call.tool, call.call_id, spec, answer, _edited(call))
     return Verdict(_ok(call, content, answer.seconds, full))
 
 
@@ -69,34 +71,84 @@ def content_of(
     return content, whole
 
 
+def _edited(call: CallState) -> tuple[str, ...]:
+    """The model is told what really ran."""
+    if not call.edited:
+        return ()
+    return (f"an approver changed the arguments; what ran: {call.tool}({call.arguments})",)
+
+
 def failed(call: CallState, spec: ToolSpec, answer: ToolFailed) -> Verdict:
     """The outcome of an attempt that did not come back with a value.
 
-    What a tool says itself (BusinessError, PermissionDenied) is final for every tool, unless an earlier attempt of an
-    effect was lost: what is refused now may have happened then, unless the tool says that it did not (`no_effect`). Of
-    a tool with an effect, everything else after its start leaves the effect unknown: `needs_human`. Of a read-only
-    tool, passing failures may be tried again, and every other exception is `failed`.
+    What a tool says itself (BusinessError, PermissionDenied) is final. Passing failures may be tried again, and every
+    other exception is `failed`. Of an effect that has begun, see `effect_of`.
     """
     fields = dict(answer.fields or {})
-    unknown_before = call.effect and call.attempt > 1  # an earlier attempt was lost, and may have acted
-    answers_for_both = not unknown_before or (call.idempotent and fields.get("no_effect") is True)
     if answer.code == "invalid_arguments":
         return Verdict(_invalid(call, answer))
-    if answer.code == "business_error" and answers_for_both:
+    if answer.code == "business_error":
         return Verdict(_business(call, answer, fields))
-    if answer.code == "denied" and not unknown_before:
+    if answer.code == "denied":
         return Verdict(_denied(call, answer))
-    if call.effect and (answer.began or unknown_before):
-        return Verdict(replace(needs_human(call, _cause(call, spec, answer)), tool_s=answer.seconds))
     died = answer.kind == "died"
-    passing = not call.effect and (
-        died or answer.kind == "timed_out" or answer.code == "retryable" or _network(answer)
+    passing = (
+        died
+        or answer.kind == "timed_out"
+        or answer.code in ("retryable", "not_sent", "refused")
+        or _network(answer)
     )
-    retry_after_s = fields.get("retry_after_s")
-    floor = float(retry_after_s) if isinstance(retry_after_s, (int, float)) else None
+    floor = _floor(fields)
     return Verdict(
-        _failed(call, spec, answer, passing, floor), passing=passing, died=died, retry_after_s=floor
+        _failed(call, spec.timeout_s, answer, passing, floor),
+        passing=passing,
+        died=died,
+        retry_after_s=floor,
     )
+
+
+def effect_of(call: CallState, spec: ToolSpec | None, answer: ToolAnswer) -> EffectEnded:
+    """T11: what is known of an effect after one attempt of it.
+
+    A value means that it happened. What the tool says itself (BusinessError, PermissionDenied) means that it did not,
+    and is final; NotSent and Refused mean the same, and are tried again. Everything else leaves it unknown.
+    """
+    command_id = call_command_id(call.call_id)
+    if isinstance(answer, ToolReturned):
+        assert spec is not None, "what is not loaded returns nothing"
+        result = returned(call, spec, answer).result
+        return EffectEnded(command_id, call.attempt, EffectState.HAPPENED, result)
+    fields = dict(answer.fields or {})
+    no_effect = call.idempotent and fields.get("no_effect") is True
+    came, final = EffectState.REFUSED, None
+    match answer.code:
+        case "business_error":
+            came, final = EffectState.BUSINESS_ERROR, _business(call, answer, fields)
+        case "denied":
+            final = _denied(call, answer)
+        case "invalid_arguments":
+            final = _invalid(call, answer)
+    if final is not None:
+        return EffectEnded(command_id, call.attempt, came, final, no_effect=no_effect)
+    failed_ = _failed(call, call.timeout_s, answer, True, _floor(fields))
+    if answer.code in ("not_sent", "refused") or not answer.began:
+        came = EffectState.REFUSED if answer.code == "refused" else EffectState.NOT_SENT
+        delay_s = _floor(fields) or 0.0
+        return EffectEnded(command_id, call.attempt, came, failed_, again=True, delay_s=delay_s)
+    died = answer.kind == "died"
+    return EffectEnded(command_id, call.attempt, EffectState.RECONCILING, failed_, died=died)
+
+
+def not_happened(call: CallState) -> CallResult:
+    """The outcome of a call that was asked for, did not happen, and may not be tried again."""
+    message = f"{call.tool} did not happen, and its attempts are used up."
+    content = error(outcome=CallOutcome.FAILED, reason=ReasonCode.NOT_SENT, message=message, retryable=True)
+    return _result(call, CallOutcome.FAILED, ReasonCode.NOT_SENT, content, 0.0)
+
+
+def _floor(fields: Mapping[str, object]) -> float | None:
+    retry_after_s = fields.get("retry_after_s")
+    return float(retry_after_s) if isinstance(retry_after_s, (int, float)) else None
 
 
 _NETWORK_ERRORS = frozenset(
@@ -158,13 +210,13 @@ def _denied(call: CallState, answer: ToolFailed) -> CallResult:
 
 
 def _failed(
-    call: CallState, spec: ToolSpec, answer: ToolFailed, passing: bool, retry_after_s: float | None
+    call: CallState, timeout_s: float, answer: ToolFailed, passing: bool, retry_after_s: float | None
 ) -> CallResult:
     reason = _REASONS.get(answer.kind, ReasonCode.EXCEPTION)
     content = error(
         outcome=CallOutcome.FAILED,
         reason=reason,
-        message=f"{call.tool} failed: {_cause(call, spec, answer)}.",
+        message=f"{call.tool} failed: {_cause(timeout_s, answer)}.",
         retryable=passing,
         retry_after_s=retry_after_s,
         suggested_action="go_on_without_it_or_tell_the_user",
@@ -172,11 +224,11 @@ def _failed(
     return _result(call, CallOutcome.FAILED, reason, content, answer.seconds)
 
 
-def _cause(call: CallState, spec: ToolSpec, answer: ToolFailed) -> str:
+def _cause(timeout_s: float, answer: ToolFailed) -> str:
     """Why, without the text of foreign exceptions: it may hold what nobody should read."""
     match answer.kind:
         case "timed_out":
-            return f"it did not answer within {spec.timeout_s:g} s"
+            return f"it did not answer within {timeout_s:g} s"
         case "died":
             return "the process that ran it ended before it answered"
         case "not_json":
@@ -187,7 +239,7 @@ def _cause(call: CallState, spec: ToolSpec, answer: ToolFailed) -> str:
             return "it is not loaded where it should have run"
         case "tool_changed":
             return "it was changed since this request began, so it was not run"
-        case _ if answer.code in ("tool_error", "retryable"):
+        case _ if answer.code in ("tool_error", "retryable", "not_sent", "refused"):
             return answer.message
         case _:
             return f"it raised {answer.error_type or 'an error'}"

@@ -1,27 +1,28 @@
-"""Transitions of a call: leased, finished, tried again, counted (T6 to T8, T11, T12, T22)."""
+"""Transitions of a call: leased, finished, tried again, counted (T6 to T8, T12, T22). Effects: see effect.py."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from toolfleet.schemas.commands import RESULTS_QUEUE, CommandRow
+from toolfleet.schemas.effects import EffectState, Entry
 from toolfleet.schemas.envelopes import error
 from toolfleet.schemas.events import CallAnswered, CallFinished, CallLeased, CallRetry, CallsSettled
-from toolfleet.schemas.ids import CommandId, LeaseToken
+from toolfleet.schemas.ids import LeaseToken
 from toolfleet.schemas.limits import DEATHS_MAX, LOST_AFTER_S
-from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, ReasonCode, RunStatus
+from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, ReasonCode
 from toolfleet.schemas.records import AppendDead, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
 from toolfleet.workers.machine import closing
-from toolfleet.workers.machine.draft import Draft, miss, refusal_of
+from toolfleet.workers.machine.draft import Draft, miss, refusal_of, stopping
 
 _ANSWERABLE = frozenset({CallWaiting.AWAITING_CALLBACK, CallWaiting.AWAITING_CLIENT})
+_SAID = {CallOutcome.OK: EffectState.HAPPENED, CallOutcome.BUSINESS_ERROR: EffectState.BUSINESS_ERROR}
 
 
 def leased(state: RunState, event: CallLeased, now_s: float) -> Step:
-    """T6, T10: the executor holds the call from here on. Having no effect row yet, an effect that had begun and has
-    no outcome is not begun again, unless its tool does nothing twice under our key: it ends `needs_human`."""
+    """T6: the executor holds the call from here on. What became of an effect that has begun is asked for by T13."""
     row = state.command(event.command_id)
     if row is not None and row.token == event.token:
         return Step(state)  # asked again because the answer was lost: the lease is the sender's already
@@ -31,40 +32,33 @@ def leased(state: RunState, event: CallLeased, now_s: float) -> Step:
     call = state.call(row.call_id or "")
     if call is None or not call.open or not row.is_exec:
         return miss(state, "call closed")
-    draft = Draft(state, now_s)
-    if call.effect and call.dispatched:
-        if not call.idempotent or call.attempt >= call.attempts_max or _stopping(state):
-            _store(draft, row, call, needs_human(call, "the worker that ran it was lost"))
-            return draft.step()
-        draft.set_call(call.call_id, attempt=call.attempt + 1)
-    elif call.effect and _stopping(state):
+    if call.dispatched:
+        return miss(state, "its effect has begun")
+    if call.effect and stopping(state):
         return miss(state, "run is stopping")
-    if call.effect:
-        draft.set_call(call.call_id, dispatched=True)
+    draft = Draft(state, now_s)
     draft.set_call(call.call_id, waiting=CallWaiting.READY)
     draft.put(row.leased(event.token, event.owner, now_s + event.lease_s, now_s))
     return draft.step()
 
 
 def finished(state: RunState, event: CallFinished, now_s: float) -> Step:
-    """T7, T11: the outcome is stored and the row moves to `results`; a late one of an effect is kept as evidence."""
+    """T7: the outcome of a read-only call is stored and the row moves to `results`."""
     row = state.command(event.command_id)
-    call = _of_attempt(state, row, event.attempt)
-    if call is None or row is None or not row.is_exec:
-        return _late(state, event)
-    if not call.effect and not _held(row, event.token):
+    call = of_attempt(state, row, event.attempt)
+    if call is None or row is None or not row.is_exec or call.effect:
+        return miss(state, "call closed or tried by somebody else")
+    if not _held(row, event.token):
         return miss(state, "lease lost")
-    if call.effect and not call.dispatched:
-        return _late(state, event)
     draft = Draft(state, now_s)
-    _store(draft, row, call, event.result)
+    store(draft, row, call, event.result)
     return draft.step()
 
 
 def retry(state: RunState, event: CallRetry, now_s: float) -> Step:
     """T8: the call is due again after its delay; or this was its last attempt, or its third death."""
     row = state.command(event.command_id)
-    call = _of_attempt(state, row, event.attempt)
+    call = of_attempt(state, row, event.attempt)
     if call is None or row is None or not row.is_exec:
         return miss(state, "call closed or tried by somebody else")
     if not _held(row, event.token):
@@ -76,7 +70,7 @@ def retry(state: RunState, event: CallRetry, now_s: float) -> Step:
     if event.died and deaths >= DEATHS_MAX:
         give_up(draft, row, call)
     elif event.attempt >= call.attempts_max:
-        _store(draft, row, call, event.result)
+        store(draft, row, call, event.result)
     else:
         draft.put(row.due(now_s + event.delay_s))
         draft.set_call(call.call_id, attempt=call.attempt + 1, waiting=CallWaiting.RETRY_DUE)
@@ -114,6 +108,9 @@ def answered(state: RunState, event: CallAnswered, now_s: float) -> Step:
     if call is None or not call.open or call.waiting not in _ANSWERABLE:
         return miss(state, "nobody waits for this answer")
     draft = Draft(state, now_s)
+    if call.entry is not None and call.dispatched:
+        said = _SAID.get(event.result.outcome, EffectState.NEEDS_HUMAN)
+        draft.set_call(call.call_id, entry=replace(call.entry, state=said))
     draft.result(call, event.result)
     closing.count(draft)
     return draft.step()
@@ -125,6 +122,7 @@ def give_up(draft: Draft, row: CommandRow, call: CallState) -> None:
         AppendDead(row.id, row.queue, draft.state.turn, call.call_id, ReasonCode.WORKER_LOST, row.deaths)
     )
     if call.effect and call.dispatched:
+        draft.set_call(call.call_id, entry=replace(_entry(call), state=EffectState.NEEDS_HUMAN))
         draft.result(call, needs_human(call, "the workers that ran it were lost"))
     else:
         message = f"{call.tool} could not be run: the process that ran it died {row.deaths} times"
@@ -167,13 +165,18 @@ def needs_human(call: CallState, why: str) -> CallResult:
     )
 
 
-def _store(draft: Draft, row: CommandRow, call: CallState, result: CallResult) -> None:
+def _entry(call: CallState) -> Entry:
+    assert call.entry is not None, "an effect that has begun is in the ledger"
+    return call.entry
+
+
+def store(draft: Draft, row: CommandRow, call: CallState, result: CallResult) -> None:
     """The outcome, and the row moved to `results` in the same transaction; the collector deletes it."""
     draft.result(call, result)
     draft.put(replace(row.due(draft.now_s, queue=RESULTS_QUEUE), lost_after_s=LOST_AFTER_S))
 
 
-def _of_attempt(state: RunState, row: CommandRow | None, attempt: int) -> CallState | None:
+def of_attempt(state: RunState, row: CommandRow | None, attempt: int) -> CallState | None:
     if row is None or row.call_id is None:
         return None
     call = state.call(row.call_id)
@@ -183,27 +186,3 @@ def _of_attempt(state: RunState, row: CommandRow | None, attempt: int) -> CallSt
 def _held(row: CommandRow, token: LeaseToken | None) -> bool:
     """The lease is the sender's; or the sender took none and nobody has one."""
     return row.token == token
-
-
-def _late(state: RunState, event: CallFinished) -> Step:
-    call = state.call(_call_of(event.command_id))
-    if call is None or not call.effect or call.outcome == event.result.outcome:
-        return miss(state, "call closed or tried by somebody else")
-    draft = Draft(state, 0.0)
-    draft.event(
-        "call.late_result",
-        call_id=call.call_id,
-        tool=call.tool,
-        outcome=event.result.outcome.value,
-        attempt=event.attempt,
-        kept_outcome=call.outcome.value if call.outcome else None,
-    )
-    return draft.step()
-
-
-def _call_of(command_id: CommandId) -> str:
-    return str(command_id)
-
-
-def _stopping(state: RunState) -> bool:
-    return state.status is not RunStatus.WAITING or state.ending == ReasonCode.DEADLINE

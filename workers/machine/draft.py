@@ -12,8 +12,10 @@ from typing import Any
 
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.conversation import Item
+from toolfleet.schemas.effects import Approval, ApprovalStatus
 from toolfleet.schemas.ids import CallId
 from toolfleet.schemas.limits import Counters
+from toolfleet.schemas.outcomes import ReasonCode, RunStatus
 from toolfleet.schemas.records import (
     AppendEvent,
     AppendItem,
@@ -87,7 +89,11 @@ class Draft:
 
     def close_call(self, call: CallState, result: CallResult) -> None:
         self.set_call(
-            call.call_id, outcome=result.outcome, dispatched=False, attempt=max(call.attempt, result.attempt)
+            call.call_id,
+            outcome=result.outcome,
+            waits_key="",
+            attempt=max(call.attempt, result.attempt),
+            approval=withdrawn(call, self.now_s),
         )
         self.count(tool_s=result.tool_s, queue_s=result.queue_s)
         self.change(turn_tool_s=max(self.state.turn_tool_s, result.tool_s))
@@ -121,9 +127,22 @@ class Draft:
         return Step(self.state, tuple(self.records))
 
 
+def withdrawn(call: CallState, now_s: float) -> Approval | None:
+    """Nobody is asked any more about a call that is settled."""
+    asked = call.approval
+    if asked is None or asked.status is not ApprovalStatus.PENDING:
+        return asked
+    return replace(asked, status=ApprovalStatus.WITHDRAWN, decided_at=now_s)
+
+
 def miss(state: RunState, why: str) -> Step:
     """Nothing follows: somebody was faster, or the step is gone."""
     return Step(state, (), missed=why)
+
+
+def stopping(state: RunState) -> bool:
+    """Nothing new may begin in this run."""
+    return state.status is not RunStatus.WAITING or state.ending == ReasonCode.DEADLINE
 
 
 def refusal_of(row: CommandRow | None, now_s: float) -> str | None:

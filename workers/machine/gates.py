@@ -179,4 +179,5 @@ def call_state(state: RunState, proposed: ProposedCall) -> CallState:
         repaired=proposed.repaired,
         tell_on_denied=proposed.tell_on_denied,
         repeatable=proposed.repeatable,
+        terms=proposed.terms,
     )

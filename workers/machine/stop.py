@@ -29,7 +29,7 @@ def cancel(state: RunState, event: CancelRequested, now_s: float) -> Step:
     draft.event("run.cancelling", by=event.by, running=[c.call_id for c in state.open_calls if c.dispatched])
     for call in state.open_calls:
         if not call.dispatched:
-            draft.result(call, _cancelled(call))
+            draft.result(call, stopped_result(draft.state, call))
     closing.count(draft)
     return draft.step()
 
@@ -47,14 +47,15 @@ def deadline(state: RunState, event: DeadlineReached, now_s: float) -> Step:
     draft.change(ending=str(ReasonCode.DEADLINE), deadline_at=None)  # said once
     for call in state.open_calls:
         if not call.dispatched:
-            draft.result(
-                call, not_run(call, ReasonCode.DEADLINE, "not run: the deadline of the request has passed")
-            )
+            draft.result(call, stopped_result(draft.state, call))
     closing.count(draft)
     return draft.step()
 
 
-def _cancelled(call: CallState) -> CallResult:
+def stopped_result(state: RunState, call: CallState) -> CallResult:
+    """What a call comes to that is not begun because its run stops."""
+    if state.status is not RunStatus.CANCELLING:
+        return not_run(call, ReasonCode.DEADLINE, "not run: the deadline of the request has passed")
     content = error(
         outcome=CallOutcome.CANCELLED, reason=ReasonCode.CANCELLED, message="the run was cancelled"
     )

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from toolfleet.schemas.outcomes import CallWaiting, RunStatus, TurnPhase
-
-MISS: Final = "miss"
-BEGUN: Final = "begun"  # an open call whose effect may have begun
-CLOSED: Final = "closed"  # a call that has its outcome
-Next = tuple[str, ...]
+from toolfleet.schemas.outcomes import RunStatus, TurnPhase
+from toolfleet.workers.machine.call_table import MISS, Next
 
 TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
     RunStatus.QUEUED: {
-        "DecisionLeased": (RunStatus.DECIDING, RunStatus.LIMIT_REACHED, MISS),
+        "DecisionLeased": (
+            RunStatus.DECIDING,
+            RunStatus.LIMIT_REACHED,
+            MISS,
+        ),
         "CancelRequested": (RunStatus.CANCELLED,),
-        "DeadlineReached": (RunStatus.LIMIT_REACHED, MISS),
+        "DeadlineReached": (
+            RunStatus.LIMIT_REACHED,
+            MISS,
+        ),
     },
     RunStatus.DECIDING: {
         "ModelReplied": (
@@ -30,21 +33,86 @@ TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
             RunStatus.QUEUED,
             RunStatus.WAITING,
         ),
-        "ModelFailed": (RunStatus.FAILED, RunStatus.QUEUED),
+        "ModelFailed": (
+            RunStatus.FAILED,
+            RunStatus.QUEUED,
+        ),
         "RunUnworkable": (RunStatus.FAILED,),
         "DecisionDeferred": (RunStatus.QUEUED,),
-        "LeaseExpired": (RunStatus.FAILED, RunStatus.QUEUED, MISS),
-        "HandedBack": (RunStatus.QUEUED, MISS),
+        "LeaseExpired": (
+            RunStatus.FAILED,
+            RunStatus.QUEUED,
+            MISS,
+        ),
+        "HandedBack": (
+            RunStatus.QUEUED,
+            MISS,
+        ),
         "CancelRequested": (RunStatus.CANCELLED,),
-        "DeadlineReached": (RunStatus.LIMIT_REACHED, MISS),
+        "DeadlineReached": (
+            RunStatus.LIMIT_REACHED,
+            MISS,
+        ),
     },
     RunStatus.WAITING: {
-        "CallLeased": (RunStatus.WAITING, MISS),
-        "CallFinished": (RunStatus.WAITING, MISS),
+        "CallLeased": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "CallFinished": (
+            RunStatus.WAITING,
+            MISS,
+        ),
         "CallRetry": (
             RunStatus.DENIED,
             RunStatus.LIMIT_REACHED,
             RunStatus.QUEUED,
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "CallRefused": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "CallDeferred": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "CallWoken": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "TierRaised": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "ApprovalRequested": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "ApprovalDecided": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "EffectClaimed": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "EffectEnded": (
+            RunStatus.LIMIT_REACHED,
+            RunStatus.QUEUED,
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "ReconcileStarted": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "ReconcileAnswered": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "EffectResolved": (
             RunStatus.WAITING,
             MISS,
         ),
@@ -56,7 +124,6 @@ TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
             MISS,
         ),
         "CallAnswered": (
-            RunStatus.DENIED,
             RunStatus.LIMIT_REACHED,
             RunStatus.QUEUED,
             RunStatus.WAITING,
@@ -69,35 +136,97 @@ TABLE: Final[dict[RunStatus, dict[str, Next]]] = {
             RunStatus.WAITING,
             MISS,
         ),
-        "HandedBack": (RunStatus.WAITING, MISS),
-        "CancelRequested": (RunStatus.CANCELLED, RunStatus.CANCELLING),
-        "DeadlineReached": (RunStatus.LIMIT_REACHED, RunStatus.WAITING, MISS),
+        "HandedBack": (
+            RunStatus.WAITING,
+            MISS,
+        ),
+        "CancelRequested": (
+            RunStatus.CANCELLED,
+            RunStatus.CANCELLING,
+        ),
+        "DeadlineReached": (
+            RunStatus.LIMIT_REACHED,
+            RunStatus.WAITING,
+            MISS,
+        ),
     },
     RunStatus.CANCELLING: {
-        "CallLeased": (RunStatus.CANCELLING, MISS),
-        "CallFinished": (RunStatus.CANCELLING, MISS),
-        "CallsSettled": (RunStatus.CANCELLED, RunStatus.CANCELLING, MISS),
-        "CallAnswered": (RunStatus.CANCELLED, RunStatus.CANCELLING, MISS),
-        "LeaseExpired": (RunStatus.CANCELLED, RunStatus.CANCELLING, MISS),
+        "EffectClaimed": (
+            RunStatus.CANCELLING,
+            MISS,
+        ),
+        "EffectEnded": (
+            RunStatus.CANCELLED,
+            RunStatus.CANCELLING,
+            MISS,
+        ),
+        "ReconcileStarted": (
+            RunStatus.CANCELLING,
+            MISS,
+        ),
+        "ReconcileAnswered": (
+            RunStatus.CANCELLING,
+            MISS,
+        ),
+        "EffectResolved": (
+            RunStatus.CANCELLING,
+            MISS,
+        ),
+        "CallsSettled": (
+            RunStatus.CANCELLED,
+            RunStatus.CANCELLING,
+            MISS,
+        ),
+        "CallAnswered": (
+            RunStatus.CANCELLED,
+            RunStatus.CANCELLING,
+            MISS,
+        ),
+        "LeaseExpired": (
+            RunStatus.CANCELLED,
+            RunStatus.CANCELLING,
+            MISS,
+        ),
     },
     RunStatus.COMPLETED: {},
     RunStatus.NEEDS_INPUT: {},
     RunStatus.LIMIT_REACHED: {
-        "CallFinished": (RunStatus.LIMIT_REACHED, MISS),
+        "EffectEnded": (
+            RunStatus.LIMIT_REACHED,
+            MISS,
+        ),
+        "EffectResolved": (
+            RunStatus.LIMIT_REACHED,
+            MISS,
+        ),
     },
     RunStatus.DENIED: {
-        "CallFinished": (RunStatus.DENIED, MISS),
+        "EffectEnded": (
+            RunStatus.DENIED,
+            MISS,
+        ),
     },
     RunStatus.FAILED: {},
     RunStatus.CANCELLED: {
-        "CallFinished": (RunStatus.CANCELLED, MISS),
+        "EffectEnded": (
+            RunStatus.CANCELLED,
+            MISS,
+        ),
+        "EffectResolved": (
+            RunStatus.CANCELLED,
+            MISS,
+        ),
     },
 }
 
 # `deciding` after `calls` is the next turn.
 PHASE_TABLE: Final[dict[TurnPhase, dict[str, Next]]] = {
     TurnPhase.DECIDING: {
-        "DecisionLeased": (TurnPhase.DECIDING, TurnPhase.ENDED, MISS),
+        "DecisionLeased": (
+            TurnPhase.DECIDING,
+            TurnPhase.ENDED,
+            MISS,
+        ),
         "ModelReplied": (
             TurnPhase.CALLS,
             TurnPhase.DECIDING,
@@ -105,65 +234,139 @@ PHASE_TABLE: Final[dict[TurnPhase, dict[str, Next]]] = {
             TurnPhase.MERGED,
             MISS,
         ),
-        "ModelFailed": (TurnPhase.DECIDING, TurnPhase.ENDED, MISS),
-        "RunUnworkable": (TurnPhase.ENDED, MISS),
-        "DecisionDeferred": (TurnPhase.DECIDING, MISS),
-        "LeaseExpired": (TurnPhase.DECIDING, TurnPhase.ENDED, MISS),
-        "HandedBack": (TurnPhase.DECIDING, MISS),
+        "ModelFailed": (
+            TurnPhase.DECIDING,
+            TurnPhase.ENDED,
+            MISS,
+        ),
+        "RunUnworkable": (
+            TurnPhase.ENDED,
+            MISS,
+        ),
+        "DecisionDeferred": (
+            TurnPhase.DECIDING,
+            MISS,
+        ),
+        "LeaseExpired": (
+            TurnPhase.DECIDING,
+            TurnPhase.ENDED,
+            MISS,
+        ),
+        "HandedBack": (
+            TurnPhase.DECIDING,
+            MISS,
+        ),
         "CancelRequested": (TurnPhase.ENDED,),
-        "DeadlineReached": (TurnPhase.ENDED, MISS),
+        "DeadlineReached": (
+            TurnPhase.ENDED,
+            MISS,
+        ),
     },
     TurnPhase.CALLS: {
-        "CallLeased": (TurnPhase.CALLS, MISS),
-        "CallFinished": (TurnPhase.CALLS, MISS),
-        "CallRetry": (TurnPhase.CALLS, TurnPhase.DECIDING, TurnPhase.MERGED, MISS),
-        "CallsSettled": (TurnPhase.CALLS, TurnPhase.DECIDING, TurnPhase.MERGED, MISS),
-        "CallAnswered": (TurnPhase.CALLS, TurnPhase.DECIDING, TurnPhase.MERGED, MISS),
-        "LeaseExpired": (TurnPhase.CALLS, TurnPhase.DECIDING, TurnPhase.MERGED, MISS),
-        "HandedBack": (TurnPhase.CALLS, MISS),
-        "CancelRequested": (TurnPhase.CALLS, TurnPhase.MERGED, MISS),
-        "DeadlineReached": (TurnPhase.CALLS, TurnPhase.MERGED, MISS),
+        "CallLeased": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "CallFinished": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "CallRetry": (
+            TurnPhase.CALLS,
+            TurnPhase.DECIDING,
+            TurnPhase.MERGED,
+            MISS,
+        ),
+        "CallRefused": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "CallDeferred": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "CallWoken": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "TierRaised": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "ApprovalRequested": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "ApprovalDecided": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "EffectClaimed": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "EffectEnded": (
+            TurnPhase.CALLS,
+            TurnPhase.DECIDING,
+            TurnPhase.MERGED,
+            MISS,
+        ),
+        "ReconcileStarted": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "ReconcileAnswered": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "EffectResolved": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "CallsSettled": (
+            TurnPhase.CALLS,
+            TurnPhase.DECIDING,
+            TurnPhase.MERGED,
+            MISS,
+        ),
+        "CallAnswered": (
+            TurnPhase.CALLS,
+            TurnPhase.DECIDING,
+            TurnPhase.MERGED,
+            MISS,
+        ),
+        "LeaseExpired": (
+            TurnPhase.CALLS,
+            TurnPhase.DECIDING,
+            TurnPhase.MERGED,
+            MISS,
+        ),
+        "HandedBack": (
+            TurnPhase.CALLS,
+            MISS,
+        ),
+        "CancelRequested": (
+            TurnPhase.CALLS,
+            TurnPhase.MERGED,
+            MISS,
+        ),
+        "DeadlineReached": (
+            TurnPhase.CALLS,
+            TurnPhase.MERGED,
+            MISS,
+        ),
     },
-    TurnPhase.MERGED: {"CallFinished": (TurnPhase.MERGED, MISS)},
+    TurnPhase.MERGED: {
+        "EffectEnded": (
+            TurnPhase.MERGED,
+            MISS,
+        ),
+        "EffectResolved": (
+            TurnPhase.MERGED,
+            MISS,
+        ),
+    },
     TurnPhase.ENDED: {},
-}
-
-# Of the call that the event names, or of each call where it concerns the whole turn. What a call waits for beside these
-# belongs to features that are not built; of those, only the answers of T22 are there.
-CALL_TABLE: Final[dict[str, dict[str, Next]]] = {
-    CallWaiting.READY: {
-        "CallLeased": (BEGUN, CallWaiting.READY, MISS),
-        "CallFinished": (CLOSED, CallWaiting.READY, MISS),
-        "CallRetry": (CLOSED, CallWaiting.RETRY_DUE, MISS),
-        "CallsSettled": (CLOSED, CallWaiting.READY, MISS),
-        "LeaseExpired": (CLOSED, CallWaiting.READY, MISS),
-        "HandedBack": (CallWaiting.READY, MISS),
-        "CancelRequested": (CLOSED,),
-        "DeadlineReached": (CLOSED, MISS),
-    },
-    CallWaiting.RETRY_DUE: {
-        "CallLeased": (CallWaiting.READY, MISS),
-        "CallFinished": (CLOSED, MISS),
-        "CallRetry": (CLOSED, CallWaiting.RETRY_DUE, MISS),
-        "CallsSettled": (CLOSED, CallWaiting.RETRY_DUE, MISS),
-        "CancelRequested": (CLOSED,),
-        "DeadlineReached": (CLOSED, MISS),
-    },
-    BEGUN: {
-        "CallLeased": (BEGUN, CLOSED, MISS),
-        "CallFinished": (BEGUN, CLOSED),
-        "CallsSettled": (BEGUN, MISS),
-        "CallAnswered": (CLOSED, MISS),
-        "LeaseExpired": (BEGUN, CLOSED, MISS),
-        "CancelRequested": (BEGUN, MISS),
-        "DeadlineReached": (BEGUN, MISS),
-    },
-    CLOSED: {
-        "CallFinished": (CLOSED, MISS),
-        "CallsSettled": (CLOSED, MISS),
-        "CancelRequested": (CLOSED, MISS),
-        "DeadlineReached": (CLOSED, MISS),
-    },
 }
 
 EVENTS: Final[dict[str, str]] = {
@@ -175,6 +378,18 @@ EVENTS: Final[dict[str, str]] = {
     "CallLeased": "T6, T10: an executor takes the lease of a call; an effect counts as begun from here on",
     "CallFinished": "T7, T11: an executor stores an outcome; a late one of an effect is kept as evidence",
     "CallRetry": "T8: a read-only call is due again, or has used up its attempts or its deaths",
+    "CallRefused": "T9: a gate of the present says no",
+    "CallDeferred": "T9: a gate of the present says not now",
+    "CallWoken": "T9: the key a call waits for is free, or its holder has come to something",
+    "TierRaised": "T9: with these arguments the call is of a higher tier",
+    "ApprovalRequested": "T9: somebody is asked, or a standing approval covers the call",
+    "ApprovalDecided": "T19: somebody approves, changes or rejects; refused decisions are written down",
+    "EffectClaimed": "T10: an executor takes lease and key; the effect counts as begun; or it shares what the holder "
+    "came to, or waits for it",
+    "EffectEnded": "T11: what the sender says; a late word is kept as evidence",
+    "ReconcileStarted": "T13: somebody asks what became of an effect, or sends it again under its key",
+    "ReconcileAnswered": "T14: the answer, believed or not yet",
+    "EffectResolved": "T26: an operator answers for an effect nobody could tell of",
     "CallsSettled": "T12: the collector counts outcomes and merges a turn that has them all",
     "CallAnswered": "T22: a client or a callback answers a call that waits for it",
     "LeaseExpired": "T16, T17: a holder went silent; at the third death the step is given up",

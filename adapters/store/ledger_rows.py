@@ -1,0 +1,256 @@
+"""Statements about effects, approvals, approvers and the audit: what transitions depend on, and what people read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any, Final
+
+from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
+
+from toolfleet.adapters.store import codec, ledger_codec
+from toolfleet.adapters.store.dialect import members
+from toolfleet.adapters.store.tables import (
+    approvals,
+    approvers,
+    audit,
+    calls,
+    commands,
+    effects,
+    results,
+    runs,
+    standing_approvals,
+)
+from toolfleet.schemas.effects import (
+    HOLDING,
+    ApprovalStatus,
+    Approver,
+    Audit,
+    EffectState,
+    Holder,
+    StandingApproval,
+)
+from toolfleet.schemas.events import EffectClaimed, EffectEnded, EffectResolved, Event
+from toolfleet.schemas.ids import CallId, CommandId, RunId
+from toolfleet.schemas.run import CallState, RunState
+from toolfleet.schemas.views import ApprovalView, EffectView
+
+_HELD_STATES: Final = sorted(state.value for state in HOLDING)
+_current = (runs.c.id, runs.c.turn)
+OF_RUNS: Final = (
+    select(effects)
+    .join(runs, (runs.c.id == effects.c.run_id) & (runs.c.turn == effects.c.turn))
+    .where(members(effects.c.run_id, "run_ids"))
+)
+ASKED_OF_RUNS: Final = (
+    select(approvals)
+    .join(runs, (runs.c.id == approvals.c.run_id) & (runs.c.turn == approvals.c.turn))
+    .where(members(approvals.c.run_id, "run_ids"))
+    .order_by(approvals.c.requested_at, approvals.c.id)
+)
+HOLDER: Final = (
+    select(
+        effects.c.run_id.label("holder_run"),
+        effects.c.state,
+        effects.c.answer,
+        effects.c.call_id.label("of"),
+        results,
+    )
+    .outerjoin(
+        results,
+        (results.c.run_id == effects.c.run_id)
+        & (results.c.turn == effects.c.turn)
+        & (results.c.call_id == effects.c.call_id),
+    )
+    .where(effects.c.key == bindparam("key"), effects.c.state.in_(_HELD_STATES))
+)
+ONE: Final = select(effects).where(effects.c.call_id == bindparam("call_id"))
+LOCKED_ONE: Final = ONE.with_for_update()
+WAITERS: Final = (
+    select(calls.c.run_id, commands.c.id)
+    .join(commands, (commands.c.run_id == calls.c.run_id) & (commands.c.call_id == calls.c.call_id))
+    .where(calls.c.waits_key == bindparam("key"), calls.c.waits_key != "", commands.c.token.is_(None))
+    .limit(bindparam("limit"))
+)
+_VIEWS: Final = select(effects, calls.c.arguments, calls.c.timeout_s).join(
+    calls,
+    (calls.c.run_id == effects.c.run_id)
+    & (calls.c.turn == effects.c.turn)
+    & (calls.c.call_id == effects.c.call_id),
+)
+APPROVER: Final = select(approvers).where(
+    approvers.c.token_hash == bindparam("token_hash"), approvers.c.revoked_at.is_(None)
+)
+REVOKE: Final = (
+    update(approvers)
+    .where(approvers.c.id == bindparam("key_id"), approvers.c.revoked_at.is_(None))
+    .values(revoked_at=bindparam("now"))
+)
+STANDING: Final = (
+    select(standing_approvals)
+    .where(
+        standing_approvals.c.tenant == bindparam("tenant"),
+        standing_approvals.c.tool == bindparam("tool"),
+        standing_approvals.c.expires_at > bindparam("now"),
+    )
+    .order_by(standing_approvals.c.id)
+)
+
+
+# -- for transitions ---------------------------------------------------------------------------------------------------
+
+
+def attach(connection: Connection, of_run: dict[str, list[CallState]]) -> None:
+    """Ledger rows and the newest approvals, put into the calls that have any. Costs nothing where no call can."""
+    concerned = [
+        run_id for run_id, found in of_run.items() if any(one.effect or one.terms.asks for one in found)
+    ]
+    if not concerned:
+        return
+    asked = {"run_ids": concerned}
+    entries = {
+        row["call_id"]: ledger_codec.entry(row) for row in connection.execute(OF_RUNS, asked).mappings()
+    }
+    questions = {
+        row["call_id"]: ledger_codec.approval(row)
+        for row in connection.execute(ASKED_OF_RUNS, asked).mappings()
+    }
+    for run_id in concerned:
+        of_run[run_id] = [
+            replace(one, entry=entries.get(one.call_id), approval=questions.get(one.call_id))
+            if one.call_id in entries or one.call_id in questions
+            else one
+            for one in of_run[run_id]
+        ]
+
+
+def informed(connection: Connection, event: Event, state: RunState) -> Event:
+    """The event with what it depends on beside the state of its run, read under the lock of that run."""
+    match event:
+        case EffectClaimed():
+            return replace(event, holder=holder(connection, event.key))
+        case EffectResolved():
+            row = connection.execute(LOCKED_ONE, {"call_id": event.call_id}).mappings().one_or_none()
+            mine = row is not None and row["run_id"] == state.run_id
+            return replace(event, found=ledger_codec.entry(row) if row is not None and mine else None)
+        case EffectEnded() if state.call(event.command_id) is None:
+            row = connection.execute(ONE, {"call_id": event.command_id}).mappings().one_or_none()
+            return replace(event, found=None if row is None else ledger_codec.entry(row))
+        case _:
+            return event
+
+
+def holder(connection: Connection, key: str) -> Holder | None:
+    row = connection.execute(HOLDER, {"key": key}).mappings().one_or_none()
+    if row is None:
+        return None
+    return Holder(
+        RunId(row["holder_run"]),
+        CallId(row["of"]),
+        EffectState(row["state"]),
+        None if row["outcome"] is None else codec.call_result(row),
+        row["answer"],
+    )
+
+
+# -- for people, and for executors before they act ------------------------------------------------------------------------
+
+
+def waiters(connection: Connection, key: str, *, limit: int) -> list[tuple[RunId, CommandId]]:
+    found = connection.execute(WAITERS, {"key": key, "limit": limit})
+    return [(RunId(run_id), CommandId(id_)) for run_id, id_ in found]
+
+
+def effect_views(
+    connection: Connection, *, limit: int, state: str | None, tenant: str | None, run_id: str | None
+) -> list[EffectView]:
+    """The one that changed last first."""
+    statement: Select[Any] = _VIEWS.order_by(effects.c.changed_at.desc(), effects.c.call_id.desc())
+    for column, value in ((effects.c.state, state), (effects.c.tenant, tenant), (effects.c.run_id, run_id)):
+        if value is not None:
+            statement = statement.where(column == value)
+    return [ledger_codec.effect_view(row) for row in connection.execute(statement.limit(limit)).mappings()]
+
+
+def effect_view(connection: Connection, call_id: str) -> EffectView | None:
+    row = connection.execute(_VIEWS.where(effects.c.call_id == call_id)).mappings().one_or_none()
+    return None if row is None else ledger_codec.effect_view(row)
+
+
+def approval_views(
+    connection: Connection, *, limit: int, status: str | None, tenant: str | None, run_id: str | None
+) -> list[ApprovalView]:
+    """The oldest question first."""
+    statement: Select[Any] = select(approvals).order_by(approvals.c.requested_at, approvals.c.id)
+    for column, value in (
+        (approvals.c.status, status),
+        (approvals.c.tenant, tenant),
+        (approvals.c.run_id, run_id),
+    ):
+        if value is not None:
+            statement = statement.where(column == value)
+    return [ledger_codec.approval_view(row) for row in connection.execute(statement.limit(limit)).mappings()]
+
+
+def approval_view(connection: Connection, approval_id: str) -> ApprovalView | None:
+    row = connection.execute(select(approvals).where(approvals.c.id == approval_id)).mappings().one_or_none()
+    return None if row is None else ledger_codec.approval_view(row)
+
+
+def add_approver(connection: Connection, approver: Approver, token_hash: str, now: float) -> None:
+    connection.execute(insert(approvers), ledger_codec.approver_values(approver, token_hash, now))
+
+
+def approver_of(connection: Connection, token_hash: str) -> Approver | None:
+    row = connection.execute(APPROVER, {"token_hash": token_hash}).mappings().one_or_none()
+    return None if row is None else ledger_codec.approver(row)
+
+
+def all_approvers(connection: Connection) -> list[Approver]:
+    rows = connection.execute(select(approvers).order_by(approvers.c.created_at, approvers.c.id)).mappings()
+    return [ledger_codec.approver(row) for row in rows]
+
+
+def revoke_approver(connection: Connection, approver_id: str, now: float) -> bool:
+    return connection.execute(REVOKE, {"key_id": approver_id, "now": now}).rowcount == 1
+
+
+def add_standing(connection: Connection, standing: StandingApproval, now: float) -> None:
+    connection.execute(insert(standing_approvals), ledger_codec.standing_values(standing, now))
+
+
+def standing(connection: Connection, now: float, tenant: str, tool: str) -> list[StandingApproval]:
+    found = connection.execute(STANDING, {"tenant": tenant, "tool": tool, "now": now}).mappings()
+    return [ledger_codec.standing(row) for row in found]
+
+
+def end_standing(connection: Connection, standing_id: str, now: float) -> bool:
+    ended = (
+        update(standing_approvals)
+        .where(standing_approvals.c.id == standing_id, standing_approvals.c.expires_at > now)
+        .values(expires_at=now)
+    )
+    return connection.execute(ended).rowcount == 1
+
+
+def add_audit(connection: Connection, one: Audit, now: float) -> None:
+    connection.execute(insert(audit), ledger_codec.audit_values(one, one.tenant, now))
+
+
+def audits(connection: Connection, *, limit: int, call_id: str | None) -> list[Audit]:
+    """Newest first."""
+    statement: Select[Any] = select(audit).order_by(audit.c.id.desc()).limit(limit)
+    if call_id is not None:
+        statement = statement.where(audit.c.call_id == call_id)
+    return [ledger_codec.audit(row) for row in connection.execute(statement).mappings()]
+
+
+def counts(connection: Connection) -> dict[str, int]:
+    """`effects.<state>` and `approvals.pending`: what a human is waited for."""
+    found: dict[str, int] = defaultdict(int)
+    states = connection.execute(select(effects.c.state, func.count()).group_by(effects.c.state))
+    for state, count in states:
+        found[f"effects.{state}"] = int(count)
+    pending = select(func.count()).where(approvals.c.status == ApprovalStatus.PENDING.value)
+    found["approvals.pending"] = int(connection.execute(pending).scalar_one())
+    return dict(found)

@@ -1,0 +1,173 @@
+"""The gates of the present, one by one: permission, precheck, tier, approval, and what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.machine_builders import gated, question, with_calls
+from toolfleet.schemas.commands import CommandRow
+from toolfleet.schemas.effects import ApprovalStatus, StandingApproval
+from toolfleet.schemas.ids import CommandId
+from toolfleet.schemas.outcomes import CallOutcome, Tier
+from toolfleet.schemas.ports import ToolAnswer, ToolFailed, ToolReturned
+from toolfleet.schemas.run import CallState
+from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
+from toolfleet.schemas.views import CallView
+from toolfleet.workers.executor import gate
+from toolfleet.workers.executor.gate import Ask, Asked, Later, Outcome, Raised, Stopped, Waiting, pass_gates
+from toolfleet.workers.machine import reduce
+
+SPEC = ToolSpec(
+    name="tool0", description="", parameters={"type": "object"}, tier=Tier.HIGH, effect=True,
+    permissions=("refunds:write",), parts=("precheck",),
+)  # fmt: skip
+
+
+class _Place:
+    def __init__(self, said: ToolAnswer) -> None:
+        self.said = said
+
+    async def run(self, *_: Any, part: str | None = None, **__: Any) -> ToolAnswer:
+        assert part == "precheck"
+        return self.said
+
+
+class _Store:
+    def __init__(self, *found: StandingApproval) -> None:
+        self.found = list(found)
+
+    async def standing(self, tenant: str, tool: str) -> list[StandingApproval]:
+        return self.found
+
+
+FINE = ToolReturned(b"null", 0.1)
+
+
+def _asked(
+    call: CallState | None = None,
+    *,
+    now_s: float = 6.0,
+    permissions: tuple[str, ...] = ("refunds:write",),
+    said: ToolAnswer = FINE,
+    tier: Tier = Tier.HIGH,
+    standing: tuple[StandingApproval, ...] = (),
+    context: dict[str, Any] | None = None,
+) -> Asked:
+    state, _ = with_calls([gated(0)])
+    call = call or state.calls[0]
+    row = CommandRow(CommandId(call.call_id), "exec.high", 1, 0.0, call.call_id)
+    view = CallView(
+        row,
+        call,
+        state.run_id,
+        "waiting",
+        1,
+        "a",
+        "v",
+        "acme",
+        "c",
+        context or {},
+        {},
+        now_s,
+        "ann",
+        permissions,
+    )
+    told = ToolContext("r", 1, call.call_id, 1, "k", "acme", "a", "c", 0.0)
+    facts = CallFacts(None, tier, "summary")
+    return Asked(view, call, SPEC, {"n": 1}, told, _Place(said), _Store(*standing), True, facts)  # type: ignore[arg-type]
+
+
+def _stopped(asked: Asked) -> Stopped | None:
+    return asyncio.run(pass_gates(asked))
+
+
+def _outcome(stopped: Stopped | None) -> CallOutcome:
+    assert isinstance(stopped, Outcome)
+    return stopped.result.outcome
+
+
+def _decided(status: ApprovalStatus) -> CallState:
+    state, _ = with_calls([gated(0)])
+    call = reduce(state, question(state.calls[0]), 5.0).state.calls[0]
+    assert call.approval is not None
+    return replace(call, approval=replace(call.approval, status=status, reason="too much"))
+
+
+def test_a_missing_permission_is_denied_whatever_else_would_be_said() -> None:
+    refused = ToolFailed("raised", "no", 0.1, code="business_error")
+
+    assert _outcome(_stopped(_asked(permissions=(), said=refused))) is CallOutcome.DENIED
+    assert _outcome(_stopped(_asked(permissions=("refunds:read",)))) is CallOutcome.DENIED
+    given = {"permissions": ["refunds:write"]}
+    assert isinstance(_stopped(_asked(permissions=(), context=given)), Ask)
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        (ToolFailed("raised", "sold out", 0.1, code="business_error"), CallOutcome.BUSINESS_ERROR),
+        (ToolFailed("raised", "not yours", 0.1, code="denied"), CallOutcome.DENIED),
+        (ToolFailed("timed_out", "", 1.0), CallOutcome.FAILED),
+        (ToolFailed("died", "", 1.0), CallOutcome.FAILED),
+        (ToolFailed("raised", "", 1.0, "ValueError"), CallOutcome.FAILED),
+    ],
+)
+def test_a_call_that_is_not_right_now_is_not_run(said: ToolAnswer, outcome: CallOutcome) -> None:
+    assert _outcome(_stopped(_asked(said=said))) is outcome
+
+
+def test_arguments_raise_a_tier_before_anything_is_asked() -> None:
+    assert _stopped(_asked(tier=Tier.IRREVERSIBLE)) == Raised(Tier.IRREVERSIBLE)
+    assert _stopped(_asked(tier=Tier.LOW)) == Ask("summary", SPEC.approval_expires_s), "never lowered"
+
+
+def test_what_was_decided_about_these_arguments_counts_while_it_is_alive() -> None:
+    granted = _decided(ApprovalStatus.GRANTED)
+
+    assert _stopped(_asked(granted)) is None
+    assert _outcome(_stopped(_asked(granted, now_s=105.0))) is CallOutcome.APPROVAL_EXPIRED
+    assert isinstance(_stopped(_asked(replace(granted, arguments='{"n":2}'))), Ask), "other arguments"
+    pending = _decided(ApprovalStatus.PENDING)
+    assert _stopped(_asked(pending)) == Waiting()
+    assert _outcome(_stopped(_asked(pending, now_s=105.0))) is CallOutcome.APPROVAL_EXPIRED
+    rejected = _stopped(_asked(_decided(ApprovalStatus.REJECTED)))
+    assert _outcome(rejected) is CallOutcome.REJECTED
+    assert isinstance(rejected, Outcome) and "too much" in rejected.result.content
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tier_max", "covered"),
+    [({"n": 1}, Tier.HIGH, True), ({}, Tier.HIGH, True), ({"n": 2}, Tier.HIGH, False),
+     ({"n": 1, "m": 1}, Tier.HIGH, False), ({"n": 1}, Tier.MEDIUM, False)],
+)  # fmt: skip
+def test_a_standing_approval_covers_what_has_its_values(
+    pattern: dict[str, Any], tier_max: Tier, covered: bool
+) -> None:
+    one = StandingApproval("std_1", "acme", "tool0", pattern, 1e9, "bob", tier_max=tier_max)
+
+    stopped = _stopped(_asked(standing=(one,)))
+
+    assert isinstance(stopped, Ask) and stopped.standing == ("std_1" if covered else None)
+
+
+def test_what_a_gate_holds_is_given_back_when_a_later_one_stops_the_call() -> None:
+    given: list[ToolAnswer | None] = []
+
+    async def holds(asked: Asked) -> None:
+        async def give_back(answer: ToolAnswer | None) -> None:
+            given.append(answer)
+
+        asked.afterwards(give_back)
+
+    async def stops(_asked: Asked) -> Stopped:
+        return Later(2.0, "rate")
+
+    asked = _asked()
+    assert asyncio.run(pass_gates(asked, (holds, stops))) == Later(2.0, "rate") and given == [None]
+    assert asyncio.run(pass_gates(asked, (holds,))) is None
+    asyncio.run(asked.ended(FINE))
+    assert given == [None, FINE] and gate.PRESENT_GATES[0] is gate.permission
