@@ -89,10 +89,20 @@ async def refuse_unsafe(settings: Settings, store: RunStore) -> None:
             f"the clock of this machine is {abs(skew):.0f} s {'behind' if skew > 0 else 'before'} the database's",
             hint="Set both by NTP: due times, expiry and the age of messages are compared with each other.",
         )
+    await refuse_unsafe_broker(settings)
+
+
+async def refuse_unsafe_broker(settings: Settings) -> None:
+    """What `refuse_unsafe` asks the broker. Raises UnsafeSettings, BrokerUnavailable."""
+    scheme = scheme_of(settings)
     if scheme in REDIS:
         from toolfleet.adapters.broker.redis_checks import refuse_unsafe as refuse_unsafe_redis
 
         await refuse_unsafe_redis(settings.broker)
+    if scheme in RABBITMQ:
+        from toolfleet.adapters.broker.rabbitmq_checks import refuse_unsafe as refuse_unsafe_rabbitmq
+
+        await refuse_unsafe_rabbitmq(settings.broker)
 
 
 async def _skew_s(store: RunStore) -> float:

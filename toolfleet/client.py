@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -36,6 +37,9 @@ from toolfleet.schemas.run import NewRun, RunState
 from toolfleet.schemas.views import DueRow, RunEvent, RunView
 from toolfleet.workers.telemetry import SILENT
 
+T = TypeVar("T")
+
+AWAY_S = 300.0  # how long a database that is away is waited for
 POLL_FIRST_S = 0.02
 POLL_MAX_S = 0.25
 FINISHED_EVENT = "run.finished"
@@ -241,11 +245,14 @@ class Client:
         )
 
     async def wait(self, run_id: str, *, timeout_s: float | None = None) -> RunResult:
-        """The result once the run is terminal. Raises TimeoutError after timeout_s; the run goes on."""
-        await self.get(run_id)
+        """The result once the run is terminal. Raises TimeoutError after timeout_s; the run goes on.
+
+        A database that is away is waited for, as workers do, for AWAY_S; then StoreUnavailable is raised.
+        """
         async with asyncio.timeout(timeout_s):
+            await _patiently(lambda: self.get(run_id))
             await self._finished.wait(RunId(run_id))
-        return await self.result(run_id)
+            return await _patiently(lambda: self.result(run_id))
 
     async def cancel(self, run_id: str, *, by: str = "") -> CancelAck:
         """Stop the run. After this returns no effect of it begins. Idempotent; raises UnknownRun."""
@@ -354,10 +361,18 @@ class _Finished:
         )
 
     async def _ask(self) -> None:
-        pause = POLL_FIRST_S
+        pause, away_since = POLL_FIRST_S, None
         while self._waiting:
             try:
                 ended = await self._store.finished(list(self._waiting))
+                away_since = None
+            except StoreUnavailable as exc:
+                now = time.monotonic()
+                away_since = now if away_since is None else away_since
+                if now - away_since > AWAY_S:
+                    self._answer(list(self._waiting), exc)
+                    return
+                ended = set()
             except ToolfleetError as exc:
                 self._answer(list(self._waiting), exc)
                 return
@@ -374,6 +389,18 @@ class _Finished:
                     future.set_result(None)
                 else:
                     future.set_exception(exc)
+
+
+async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """What `ask` gives, asked again while the database is away."""
+    began = time.monotonic()
+    while True:
+        try:
+            return await ask()
+        except StoreUnavailable:
+            if time.monotonic() - began > AWAY_S:
+                raise
+        await asyncio.sleep(POLL_MAX_S)
 
 
 METADATA_BYTES_MAX = 16_000

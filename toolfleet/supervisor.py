@@ -21,6 +21,7 @@ import structlog
 
 from toolfleet.schemas.errors import StoreUnavailable
 from toolfleet.schemas.ports import RunStore
+from toolfleet.schemas.views import WorkerView
 from toolfleet.settings import Settings
 
 # How it tells its children: not on the command line, where everybody could read a password.
@@ -30,6 +31,7 @@ UP_BROKER: Final = "TOOLFLEET_UP_BROKER"
 UP_CACHE: Final = "TOOLFLEET_UP_CACHE"
 
 LOOK_S: Final = 1.0
+CLOCK_S: Final = 0.5  # what two readings of the wall clock may differ by
 SILENT_S: Final = 60.0  # twelve beats: a child that has not said for this long that it is there hangs
 
 log = structlog.get_logger("toolfleet.supervisor")
@@ -48,7 +50,8 @@ class Child:
     command: Sequence[str]
     environment: dict[str, str]
     process: asyncio.subprocess.Process | None = None
-    started_at: float = 0.0
+    started_at: float = 0.0  # on the monotonic clock
+    began_at: float = 0.0  # on the wall clock, which its beats tell
     ends: int = 0  # in a row, each soon after its start
     restarts: int = field(default=0)
 
@@ -93,7 +96,7 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         while not self._stopped.is_set():
-            child.started_at = time.monotonic()
+            child.started_at, child.began_at = time.monotonic(), time.time()
             child.process = await asyncio.create_subprocess_exec(
                 *child.command, env=child.environment, stdin=asyncio.subprocess.DEVNULL
             )
@@ -148,14 +151,28 @@ async def watch(supervisor: Supervisor, store: RunStore, ready: Callable[[], obj
             found = await store.workers()
         except StoreUnavailable:
             continue
-        heard = {view.beat.pid: view.silent_s for view in found if view.beat.host == host}
-        pids = [child.pid for child in supervisor.children]
-        if not told and all(pid in heard for pid in pids):
+        here = [view for view in found if view.beat.host == host]
+        heard = {child.name: silence_of(child, here) for child in supervisor.children}
+        if not told and None not in heard.values():
             told = True
             ready()
-        for pid in pids:
-            if pid is not None and heard.get(pid, 0.0) > SILENT_S:
-                supervisor.kill(pid, f"it has said nothing for {heard[pid]:.0f} s")
+        for child in supervisor.children:
+            silent_s = heard[child.name]
+            if child.pid is not None and silent_s is not None and silent_s > SILENT_S:
+                supervisor.kill(child.pid, f"it has said nothing for {silent_s:.0f} s")
+
+
+def silence_of(child: Child, here: Sequence[WorkerView]) -> float | None:
+    """Seconds since the child's last beat, of those of this host; None: it has said nothing yet.
+
+    Beats of an earlier process of that number do not count: in a container every start gives the same numbers.
+    """
+    own = (
+        view.silent_s
+        for view in here
+        if view.beat.pid == child.pid and view.beat.started_at >= child.began_at - CLOCK_S
+    )
+    return min(own, default=None)
 
 
 def _how(code: int) -> str:

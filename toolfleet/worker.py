@@ -201,14 +201,16 @@ class Worker:
             await asyncio.sleep(WORKER_BEAT_S)
             beats += 1
             try:
-                if beats % LOOK_EVERY == 0:
+                if (
+                    beats % LOOK_EVERY == 0 and not self._stopping
+                ):  # who drains has ended its loops on purpose
                     self._look(await self.store.loads())
                     self._cache.known.look(await self.store.workers())
                     stuck_for = stuck_for + 1 if self._stuck else 0
                 await self.store.beat(self._beat())
             except StoreUnavailable as exc:
                 log.warning("beat_failed", error=exc.message)
-            if stuck_for >= STUCK_BEATS and self._on_stuck is not None:
+            if stuck_for >= STUCK_BEATS and not self._stopping and self._on_stuck is not None:
                 self._on_stuck(self._stuck)
 
     def _look(self, loads: list[QueueLoad]) -> None:

@@ -20,9 +20,13 @@ async def refuse_unsafe(url: str) -> None:
             info: dict[str, Any] = await client.info()
             saves = await _setting(client, "save")
     except ResponseError as exc:
-        raise UnsafeSettings(
-            f"Redis does not answer INFO: {exc}", hint="Give the user of the fleet +info, or another user."
-        ) from exc
+        if isinstance(exc, NoPermissionError):
+            hint = "Give the user of the fleet +info, or another user."
+        else:
+            hint = (
+                "Correct the URL: redis://user:password@host:6379/0; the number at its end is the database."
+            )
+        raise UnsafeSettings(f"Redis refuses to tell about itself: {exc}", hint=hint) from exc
     finally:
         await client.aclose()
     for problem, hint in problems(info, saves):

@@ -99,7 +99,7 @@ def parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
-    except (ArgumentError, NoSuchModuleError) as exc:
+    except (ArgumentError, NoSuchModuleError, ValueError) as exc:  # the last: a port that is no number
         raise UnsafeSettings("the database URL cannot be read", hint=URL_HINT) from exc
     if backend == "postgresql":
         if parsed.drivername not in ("postgresql", POSTGRESQL_DRIVER):

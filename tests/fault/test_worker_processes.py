@@ -164,6 +164,21 @@ def test_sigterm_with_fifty_calls_in_flight_drains_them(kind: str, stacks: dict[
     stack.assert_nothing_is_left()
 
 
+def test_a_long_drain_is_no_hang(stacks: dict[str, Stack]) -> None:
+    """A worker that drains has ended its loops on purpose: it must not take itself for stuck and end by force."""
+    stack = stacks["streams"]
+    worker = stack.start("exec", extra={"TOOLFLEET_DRAIN_S": "60"})
+    (run,) = stack.submit(["long_record 1"])
+    wait_until(lambda: stack.effects(), "the effect has begun")
+
+    worker.signal(signal.SIGTERM)
+    assert worker.ended(3 * 60) == 0, worker.tail()
+    assert "worker_stuck" not in worker.log.read_text()
+    stack.end(worker)
+    stack.wait_all()
+    assert stack.story(run)[0] == "completed None"
+
+
 def _calls_out(stack: Stack, runs: list[str]) -> bool:
     return bool(stack.query("SELECT count(*) FROM commands WHERE queue = 'exec.low'")[0][0] >= len(runs))
 

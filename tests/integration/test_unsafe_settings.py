@@ -14,6 +14,7 @@ import pytest
 from tests import servers
 from tests.conftest import require
 from toolfleet import Fleet, ScriptedModel, say, tool
+from toolfleet.adapters.broker.rabbitmq_checks import refuse_unsafe as refuse_unsafe_rabbitmq
 from toolfleet.adapters.broker.redis_checks import problems, refuse_unsafe
 from toolfleet.adapters.clock import SystemClock
 from toolfleet.brokers import open_codec, open_layer, refuse_unsafe_numbers, scheme_of
@@ -78,6 +79,20 @@ def test_a_sound_redis_is_taken_and_one_that_is_away_is_said_to_be(redis: server
 
     with pytest.raises(BrokerUnavailable):
         asyncio.run(refuse_unsafe(f"redis://127.0.0.1:{servers.free_port()}/0"))
+
+
+def test_a_rabbitmq_that_lets_us_in_is_taken_and_a_wrong_login_is_named(rabbitmq: servers.Server) -> None:
+    url = servers.rabbitmq_url(rabbitmq)
+    address = url.rpartition("@")[2].partition("/")[0]
+    asyncio.run(refuse_unsafe_rabbitmq(url))
+
+    for wrong in (f"amqp://guest:wrong@{address}//", url.replace(address, f"{address}/nosuch").rstrip("/")):
+        with pytest.raises(UnsafeSettings, match="does not let us in") as caught:
+            asyncio.run(refuse_unsafe_rabbitmq(wrong))
+        assert caught.value.hint
+    with pytest.raises(BrokerUnavailable):
+        asyncio.run(refuse_unsafe_rabbitmq(f"amqp://guest:guest@127.0.0.1:{servers.free_port()}//"))
+    asyncio.run(refuse_unsafe_rabbitmq(f"amqp://guest:guest@127.0.0.1:{servers.free_port()}//;{url}"))
 
 
 def test_an_old_redis_is_named_with_its_version() -> None:

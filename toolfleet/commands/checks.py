@@ -275,7 +275,11 @@ async def _shared(settings: Settings, workers: list[WorkerView]) -> list[Finding
     ]
     served = {role for view in workers if view.silent_s < WORKER_SILENT_S for role in view.beat.roles}
     missing = [role for role in ALL_ROLES if role not in served]
-    if bad:
+    if not served:
+        silent = f" ({len(workers)} that was there is silent or stuck)" if workers else ""
+        fix = "Start them: toolfleet up --broker …, or toolfleet worker ROLE."
+        found = Finding("workers", "WARN", f"no worker process is alive{silent}", fix)
+    elif bad:
         found = Finding(
             "workers", "WARN", "; ".join(bad), "Look at their logs; a dead one disappears after a day."
         )

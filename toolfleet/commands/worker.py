@@ -9,16 +9,19 @@ import signal
 import threading
 import time
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from toolfleet.commands import exits, options
 from toolfleet.commands.place import locate, opened
-from toolfleet.commands.terminal import Column, print_json, print_table
+from toolfleet.commands.terminal import Column, note, print_json, print_table
 from toolfleet.schemas.limits import WORKER_SILENT_S
 from toolfleet.schemas.outcomes import Lane, Tier
 from toolfleet.supervisor import UP_BROKER, UP_CACHE, UP_DATABASE, UP_PID
+
+if TYPE_CHECKING:
+    from toolfleet.fleet import Fleet
 
 app = typer.Typer(help="Worker processes of the fleet.", no_args_is_help=True)
 
@@ -92,6 +95,7 @@ def worker(
     assert fleet is not None
     slots = {} if concurrency is None else {"decide_slots": concurrency, "exec_slots": concurrency}
     fleet.configure(health_port=health_port, **slots)
+    _ask_broker(fleet)
     celery = fleet.celery
     _end_with_parent(celery)
     name = f"{role.value}-{secrets.token_hex(4)}@%h"  # two nodes of one name on RabbitMQ: the second one dies
@@ -101,6 +105,17 @@ def worker(
     if thread is not None and thread.error is not None:
         raise thread.error
     raise typer.Exit(code or exits.OK)
+
+
+def _ask_broker(fleet: Fleet) -> None:
+    """Celery would say what is wrong with a login in a traceback, or try for ever; one that is away is waited for."""
+    from toolfleet.brokers import refuse_unsafe_broker
+    from toolfleet.schemas.errors import BrokerUnavailable
+
+    try:
+        asyncio.run(refuse_unsafe_broker(fleet.settings))
+    except BrokerUnavailable as exc:
+        note(f"waiting for the broker: {exc.message}")
 
 
 def queues_of(role: RoleName, tiers: list[Tier] | None, lanes: list[Lane] | None) -> list[str]:
