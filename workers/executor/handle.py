@@ -57,6 +57,7 @@ from toolfleet.workers.executor.gate import (
     principal_of,
     sent_hash,
 )
+from toolfleet.workers.executor.pace import gate as paced
 from toolfleet.workers.executor.pinned import Pinned
 from toolfleet.workers.executor.projection import Verdict, failed, returned
 from toolfleet.workers.leases import Leases, commit
@@ -102,9 +103,8 @@ class Executor:
         self._token = token
         self._point = point
         self._telemetry = telemetry
-        self._pace = pace
         self._approvals = approvals
-        self._gates = tuple(gates)
+        self._gates = (*gates, paced(pace, draw))
         self._effects = Effects(
             store=store,
             publisher=publisher,
@@ -187,10 +187,14 @@ class Executor:
         stopped = await pass_gates(asked, self._gates)
         if stopped is not None:
             await self._stopped(view, call, token, stopped)
-        elif call.effect:
-            self.dropped += not await self._effects.claim(asked, token)
-        else:
-            await self._attempt(asked, token)
+            return
+        try:
+            if call.effect:
+                self.dropped += not await self._effects.claim(asked, token)
+            else:
+                await self._attempt(asked, token)
+        finally:
+            await asked.ended(None)  # what was not given back yet: the attempt was stopped
 
     async def _stopped(
         self, view: CallView, call: CallState, token: LeaseToken | None, stopped: Stopped

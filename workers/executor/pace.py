@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import orjson
 
 from toolfleet.schemas.envelopes import error
 from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, ReasonCode
-from toolfleet.schemas.pace import Ended, Open, Rate, ToolEntry, serial_key
-from toolfleet.schemas.ports import ToolAnswer, ToolFailed
+from toolfleet.schemas.pace import Ended, Open, Rate, ToolEntry, Wait, serial_key
+from toolfleet.schemas.ports import ToolAnswer, ToolFailed, ToolPace
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.schemas.views import CallView
+from toolfleet.workers.executor.gate import Asked, Gate, Later, Outcome, Stopped
+
+SPREAD = 0.2  # those that were refused together do not come back together
+
+
+def gate(pace: ToolPace, draw: Callable[[], float]) -> Gate:
+    """The last of the present gates: what it takes is given back when the attempt has ended, or was not made."""
+
+    async def paced(asked: Asked) -> Stopped | None:
+        answer = await pace.enter(entry_of(asked.view, asked.call, asked.spec))
+        match answer:
+            case Open():
+                return Outcome(unavailable(asked.call, answer))
+            case Wait(reason, wait_s):
+                return Later(wait_s * (1.0 + SPREAD * draw()), reason)
+        permit = answer
+
+        async def left(came: ToolAnswer | None) -> None:
+            await pace.leave(permit, "neither" if came is None else ended_as(came))
+
+        asked.afterwards(left)
+        return None
+
+    return paced
+
 
 ANSWERED = frozenset({"business_error", "invalid_arguments", "denied"})  # the tool works; it said no
 NOT_ITS_FAULT = frozenset({"not_loaded", "tool_changed"})
