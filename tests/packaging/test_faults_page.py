@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.fault.matrix import NOT_APPLICABLE, OUTAGE_CELLS, OUTAGES, POINT_CELLS, SELECTED, STACKS
 from toolfleet.workers.points import POINTS
 
 
-@pytest.mark.slow  # as the suite that fills the cells: make chaos
 def test_no_cell_is_empty(root: Path) -> None:
     passed = json.loads((root / "docs" / "faults.json").read_text())
 
