@@ -13,6 +13,10 @@ from hypothesis import settings
 
 from tests import servers
 
+# The suites that several files run; before any of them is imported.
+for suite in ("message_layer_suite", "tool_pace_suite", "governor_suite"):
+    pytest.register_assert_rewrite(f"tests.contract.{suite}")
+
 # Loaded by name because hypothesis would choose a profile without randomness where CI is set: CI has to look
 # for new examples as a developer does. The printed blob repeats a failure; pytest-timeout is the deadline, a
 # time per example would only make a slow machine look like a bug.

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.governor_suite")
-
 from tests import servers
 from tests.contract.governor_suite import ENTRY, LANE, GovernorSuite, Make, flood
 from tests.contract.tool_pace_suite import Maker, Now

@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.message_layer_suite")
-
 from tests.contract.message_layer_suite import (  # after its asserts were made to speak
     HIGH,
     LOW,

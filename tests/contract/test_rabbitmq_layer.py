@@ -17,8 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import amqp
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.message_layer_suite")
-
 from tests import servers
 from tests.contract.message_layer_suite import (  # after its asserts were made to speak
     HIGH,

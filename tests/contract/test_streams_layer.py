@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.message_layer_suite")
-
 from tests import servers
 from tests.conftest import require
 from tests.contract.message_layer_suite import (

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.tool_pace_suite")
-
 from tests import servers
 from tests.contract.tool_pace_suite import ENTRY, RULE, Make, Maker, Now, ToolPaceSuite, attempts, permit
 from toolfleet.adapters.local.tool_pace import LocalToolPace
