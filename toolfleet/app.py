@@ -67,16 +67,9 @@ def contract_tools(registry: Registry, settings: Settings, store: RunStore) -> C
     )
 
 
-def check_tiers(registry: Registry, settings: Settings) -> list[str]:
-    """The tools above tier medium. Said at start: who is asked before they run, or that nobody is."""
-    gated = sorted(name for name, tool in registry.tools.items() if tool.spec.tier in ASKED_TIERS)
-    if gated and settings.approvals != "off":
-        raise UnsafeSettings(
-            f"{len(gated)} tool(s) are above tier medium and nobody would be asked before they run: {', '.join(gated)}",
-            hint='Approvals are not built yet. Run without these tools, or accept it with approvals="off" '
-            "(TOOLFLEET_APPROVALS=off).",
-        )
-    return gated
+def asked_tools(registry: Registry) -> list[str]:
+    """The tools above tier medium: an approver is asked before each of their calls, unless approvals are off."""
+    return sorted(name for name, tool in registry.tools.items() if tool.spec.tier in ASKED_TIERS)
 
 
 class EmbeddedFleet:
@@ -85,7 +78,6 @@ class EmbeddedFleet:
     def __init__(
         self, registry: Registry, settings: Settings, model: ModelClient, *, store: SqlStore | None = None
     ) -> None:
-        check_tiers(registry, settings)
         refuse_unpriced(registry.agents.values(), settings, model)
         refuse_unsafe_numbers(settings)
         self._registry = registry

@@ -264,6 +264,11 @@ class Client:
         assert state is not None, "the run was read before"
         return CancelAck(run_id, state.status, tuple(c.call_id for c in state.open_calls if c.dispatched))
 
+    async def publish_due(self, rows: Sequence[DueRow]) -> None:
+        """Send these rows at once, where this process can; otherwise the keeper of the fleet does."""
+        if self._publish is not None:
+            await self._publish(rows)
+
     async def events(self, run_id: str, *, after: int = 0, follow: bool = True) -> AsyncIterator[RunEvent]:
         """The run's events from `after` on, without gaps; with `follow` until the run has finished."""
         await self.get(run_id)

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from toolfleet.app import EmbeddedFleet
+    from toolfleet.approving import Approving
     from toolfleet.client import CancelAck, Client, RunResult
-    from toolfleet.schemas.views import RunEvent
+    from toolfleet.schemas.views import ApprovalView, RunEvent
     from toolfleet.settings import Settings
     from toolfleet.telemetry import Instruments
     from toolfleet.worker import Worker
@@ -326,6 +327,38 @@ class Fleet:
                     return
         finally:
             self._run(_close(source))
+
+    # -- decide ----------------------------------------------------------------------------------------------------
+
+    def approvals(self, *, status: str | None = "pending", **only: Any) -> list[ApprovalView]:
+        """Questions to people, the oldest first; `only`: tenant, run_id, limit."""
+        return self._run(self.approving().approvals(status=status, **only))
+
+    def approve(self, approval_id: str, *, token: str, **said: Any) -> ApprovalView:
+        """One confirmation, by the approver whose token it is; `said`: reason, arguments_hash (of what was seen).
+        Raises UnknownApproval, NotAllowed."""
+        return self._run(self.approving().approve(approval_id, token=token, **said))
+
+    def reject(self, approval_id: str, *, token: str, reason: str) -> ApprovalView:
+        """The call is not run, and the model is told the reason. Raises as `approve`."""
+        return self._run(self.approving().reject(approval_id, token=token, reason=reason))
+
+    def edit(
+        self, approval_id: str, *, token: str, arguments: Mapping[str, Any], **said: Any
+    ) -> ApprovalView:
+        """Approve with these arguments in place of the model's. Raises as `approve`, and InputError."""
+        return self._run(self.approving().edit(approval_id, token=token, arguments=arguments, **said))
+
+    def add_approver(self, name: str, **scope: Sequence[str]) -> str:
+        """The token of somebody who may decide, shown this once; `scope`: tenants, tools, tiers (default: any)."""
+        return self._run(self.approving().add_approver(name, **scope))
+
+    def approving(self) -> Approving:
+        """All about approvals, approvers and effects, for asynchronous use."""
+        from toolfleet.approving import Approving
+
+        client = self.client()
+        return Approving(client.store, client.publish_due)
 
     async def submit_async(self, agent: str, input: str, **options: Any) -> str:
         from toolfleet.client import RunRequest

@@ -12,7 +12,7 @@ import structlog
 
 from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.store.engine import READERS
-from toolfleet.app import check_tiers, contract_tools, longest_step_s, open_store
+from toolfleet.app import contract_tools, longest_step_s, open_store
 from toolfleet.brokers import open_codec, open_layer, refuse_unsafe
 from toolfleet.cache import open_cache, refuse_unsafe_cache
 from toolfleet.definitions import Registry
@@ -60,7 +60,6 @@ class Worker:
                 f"no role of a worker is called {', '.join(unknown) or '(none given)'}",
                 hint=f"Roles: {', '.join(ALL_ROLES)}.",
             )
-        check_tiers(registry, settings)
         self._registry = registry
         self._settings = settings
         self.queues = tuple(name for name in ALL_ROLES if name in queues)

@@ -97,9 +97,9 @@ fleet.agent("desk", model="scripted", tools=[weather, book], parallel_tool_calls
 '''
 
 RISKY = '''
-from toolfleet import Fleet, ScriptedModel, say
+from toolfleet import Fleet, ScriptedModel, call, say
 
-fleet = Fleet(model=ScriptedModel([say("hello")]))
+fleet = Fleet(model=ScriptedModel([call("destroy", what="d1"), say("hello")]))
 
 
 @fleet.tool(effect=True, tier="irreversible")
@@ -420,14 +420,36 @@ def test_without_a_fleet_and_without_an_app_nothing_is_accepted(toolfleet: Folde
     assert toolfleet.views() == []
 
 
-def test_tools_above_medium_need_approvals_off(toolfleet: Folder) -> None:
-    refused = toolfleet("up", "-A", "risky:fleet")
-    refused_run = toolfleet("run", "desk", "hi", "-A", "risky:fleet")
-    allowed = toolfleet("run", "desk", "hi", "-A", "risky:fleet", "--approvals", "off")
+def test_a_call_that_waits_is_decided_from_the_command_line(toolfleet: Folder) -> None:
+    waiting = toolfleet("run", "desk", "hi", "-A", "risky:fleet", "--timeout", "5")
+    assert waiting.code == 4, "it goes on when somebody has decided"
 
-    assert (refused.code, refused_run.code, allowed.code) == (5, 5, 0)
-    assert "destroy" in refused.err
-    assert "approvals" in refused.err
+    (asked,) = json.loads(toolfleet("approvals", "ls", "--json").out)["approvals"]
+    assert (asked["tool"], asked["status"], asked["arguments"]) == ("destroy", "pending", {"what": "d1"})
+    nobody = toolfleet("approvals", "approve", asked["id"])
+    wrong = toolfleet("approvals", "approve", asked["id"], "--token", "tfa_wrong")
+    assert (nobody.code, wrong.code) == (2, 2) and "TOOLFLEET_APPROVER_TOKEN" in nobody.err
+    assert "no approver" in wrong.err
+    token = toolfleet("approvers", "add", "ann").out.strip()
+    done = toolfleet(
+        "approvals", "approve", asked["id"], "--token", token, "--hash", asked["arguments_hash"], "--json"
+    )
+    assert json.loads(done.out)["granted_by"] == ["ann"]
+    assert (
+        "ann" in toolfleet("approvers", "ls").out
+        and "granted" in toolfleet("approvals", "show", asked["id"]).out
+    )
+
+    again = toolfleet("run", "desk", "hi", "-A", "risky:fleet", "--approvals", "off")
+    assert again.code == 0
+    assert "happened" in toolfleet("effects", "ls").out
+    held = json.loads(toolfleet("effects", "ls", "--json").out)["effects"][0]["call_id"]
+    assert json.loads(toolfleet("effects", "show", held, "--json").out)["tool"] == "destroy"
+    closed = toolfleet("effects", "resolve", held, "happened", "--note", "seen", "--token", token)
+    assert closed.code == 2 and "it is happened" in closed.err
+    person = json.loads(toolfleet("approvers", "ls", "--json").out)["approvers"][0]["id"]
+    assert toolfleet("approvers", "revoke", person).code == 0
+    assert "nothing waits" in toolfleet("approvals", "ls").err
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -181,13 +181,15 @@ def test_a_run_may_tighten_its_limits_and_not_loosen_them(fleet: Fleet) -> None:
     assert fleet._run(fleet.client().get(loose.id)).state.limits.turns_max == 8
 
 
-def test_tools_above_medium_need_approvals_to_be_off(tmp_path: Path) -> None:
+def test_tools_above_medium_wait_for_somebody_unless_approvals_are_off(tmp_path: Path) -> None:
+    """tests/integration/test_approvals.py has what comes of the question."""
     fleet = Fleet(f"sqlite:///{tmp_path / 'fleet.db'}", model=ScriptedModel([call("wipe"), say("done")]))
     fleet.agent("desk", model="scripted", tools=[wipe])
-    with pytest.raises(UnsafeSettings, match="wipe"):
-        fleet.start()
-    fleet.stop()
-
+    with fleet:
+        run = fleet.submit("desk", "go")
+        wanted = "approval.requested"
+        assert next(one for one in fleet.events(run) if one.type == wanted).data["tool"] == "wipe"
+        fleet.cancel(run)
     fleet.configure(approvals="off")
     with fleet:
         assert fleet.submit("desk", "go").wait(timeout_s=WAIT_S).ok

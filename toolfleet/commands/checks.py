@@ -16,7 +16,7 @@ from pydantic import SecretStr
 import toolfleet
 from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.store.inspection import inspect
-from toolfleet.app import check_tiers, open_store
+from toolfleet.app import asked_tools, open_store
 from toolfleet.brokers import is_embedded, open_codec, refuse_unsafe
 from toolfleet.cache import cache_url, probe_cache
 from toolfleet.commands.place import Place, database_file, holder, locate, require_migrated, shown
@@ -139,15 +139,12 @@ def _app(place: Place) -> Finding:
         return Finding("app", "OK", "none given (-A or TOOLFLEET_APP)")
     registry = place.fleet.registry
     detail = f"{len(registry.agents)} agent(s), {len(registry.tools)} tool(s)"
-    try:
-        gated = check_tiers(registry, place.settings)
-    except ToolfleetError as exc:
-        return Finding("app", "FAIL", f"{detail}; {exc.message}", exc.hint)
-    if gated:
+    asked = asked_tools(registry)
+    if asked and place.settings.approvals == "off":
         return Finding(
             "app",
             "WARN",
-            f"{detail}; approvals are off: {', '.join(gated)} run without asking anybody",
+            f"{detail}; approvals are off: {', '.join(asked)} run without asking anybody",
             'Fine for a test; else leave these tools out, or approvals="required".',
         )
     return Finding("app", "OK", detail)

@@ -8,7 +8,7 @@ import sys
 
 from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.store.migrate import upgrade
-from toolfleet.app import check_tiers, open_store
+from toolfleet.app import open_store
 from toolfleet.brokers import open_codec, refuse_unsafe
 from toolfleet.commands import exits
 from toolfleet.commands.terminal import note, print_text
@@ -20,7 +20,6 @@ from toolfleet.supervisor import Supervisor, children_of, watch
 async def supervise(app: str, fleet: Fleet, workers: int, served: str) -> int:
     """Until the first signal; returns the exit code. Raises what no restart would heal: UnsafeSettings, NewerSchema."""
     settings = fleet.settings
-    check_tiers(fleet.registry, settings)
     open_codec(settings, SystemClock())
     await asyncio.to_thread(upgrade, settings.database)
     store = open_store(settings)

@@ -81,10 +81,10 @@ async def _serve(place: Place) -> int:
 
 
 def _served(fleet: Fleet, place: Place) -> str:
-    from toolfleet.app import check_tiers
+    from toolfleet.app import asked_tools
 
     registry = fleet.registry
-    gated = check_tiers(registry, place.settings)
+    asked = asked_tools(registry)
     lines = [
         f"serving {shown(place.settings.database)} (process {os.getpid()})",
         *(
@@ -93,8 +93,10 @@ def _served(fleet: Fleet, place: Place) -> str:
         ),
         *(f"  tool {tool.spec.name}: {tool.spec.tier.value}" for tool in registry.tools.values()),
     ]
-    if gated:
-        lines.append(f"  approvals are off: {', '.join(gated)} run without asking anybody")
+    if asked and place.settings.approvals == "off":
+        lines.append(f"  approvals are off: {', '.join(asked)} run without asking anybody")
+    elif asked:
+        lines.append(f"  an approver is asked before {', '.join(asked)}: toolfleet approvals ls")
     if not registry.agents:
         lines.append("  no agents: nothing can be submitted")
     return "\n".join(lines)

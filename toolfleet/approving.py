@@ -1,0 +1,328 @@
+"""Where people decide: approvals, effects nobody could tell of, and who may answer for them.
+
+An approver is a row with a name, and a token that is shown once and stored as its hash. Two tokens of one name are one
+person. What cannot be decided is refused with the reason, and written down as well as what was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from toolfleet.schemas.effects import ApprovalStatus, Approver, Audit, StandingApproval
+from toolfleet.schemas.errors import InputError, NotAllowed, UnknownApproval, UnknownEffect
+from toolfleet.schemas.events import ApprovalDecided, EffectResolved
+from toolfleet.schemas.ids import RunId
+from toolfleet.schemas.outcomes import Tier
+from toolfleet.schemas.ports import Applied, RunStore, Transition
+from toolfleet.schemas.tools import ToolSpec
+from toolfleet.schemas.views import ApprovalView, DueRow, EffectView
+from toolfleet.workers.decision.arguments import Valid, read_arguments
+
+ANY: Final = "*"  # of tools, tenants or tiers: all of them
+TOKEN_PREFIX: Final = "tfa_"  # so that a leaked one is found
+REASON_CHARS_MAX: Final = 2000
+REFUSALS: Final = {
+    "unknown": "it is no question of this call any more",
+    "call_closed": "its call was settled or its run is stopping",
+    "already_granted": "it was granted already",
+    "already_rejected": "it was rejected already",
+    "already_expired": "it has expired",
+    "already_withdrawn": "it was withdrawn",
+    "expired": "it has expired",
+    "arguments_changed": "the arguments are not those you have seen; look at it again",
+    "requester": "whoever the run acts for may not approve it",
+    "same_person": "you confirmed it already; it takes another person",
+    "another_person": "whoever confirmed first has to confirm again",
+}
+
+Publish = Callable[[Sequence[DueRow]], Awaitable[object]]
+
+
+@dataclass(slots=True)
+class Approving:
+    """The front door for decisions. `publish`: sends what became due, if this process can."""
+
+    store: RunStore
+    publish: Publish | None = None
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    async def approvals(
+        self,
+        *,
+        status: str | None = ApprovalStatus.PENDING,
+        tenant: str | None = None,
+        run_id: str | None = None,
+        limit: int = 100,
+    ) -> list[ApprovalView]:
+        """The oldest question first; `status` None: whatever became of them."""
+        if status is not None and status not in set(ApprovalStatus):
+            known = ", ".join(one.value for one in ApprovalStatus)
+            raise InputError(f"there is no approval status {status!r}", hint=f"One of: {known}.")
+        return await self.store.approvals(limit=limit, status=status, tenant=tenant, run_id=run_id)
+
+    async def approval(self, approval_id: str) -> ApprovalView:
+        """Raises UnknownApproval."""
+        found = await self.store.approval(approval_id)
+        if found is None:
+            raise UnknownApproval(
+                f"there is no approval {approval_id!r}", hint="List them: toolfleet approvals ls"
+            )
+        return found
+
+    async def approve(
+        self, approval_id: str, *, token: str, reason: str = "", arguments_hash: str | None = None
+    ) -> ApprovalView:
+        """One confirmation. `arguments_hash`: of what the approver has seen, so that nothing else is approved.
+
+        Raises UnknownApproval, NotAllowed with the reason."""
+        return await self._decide(approval_id, "approve", token, reason, arguments_hash)
+
+    async def reject(self, approval_id: str, *, token: str, reason: str) -> ApprovalView:
+        """The model is told the reason. Raises as `approve`."""
+        return await self._decide(approval_id, "reject", token, reason, None)
+
+    async def edit(
+        self,
+        approval_id: str,
+        *,
+        token: str,
+        arguments: Mapping[str, Any],
+        reason: str = "",
+        arguments_hash: str | None = None,
+    ) -> ApprovalView:
+        """Approve with other arguments: all of them, checked as the model's are; the model is told what really ran.
+
+        Raises as `approve`, and InputError for arguments the tool does not take."""
+        view = await self.approval(approval_id)
+        text = await self._checked(view, arguments)
+        return await self._decide(approval_id, "edit", token, reason, arguments_hash, text)
+
+    async def _decide(
+        self,
+        approval_id: str,
+        answer: str,
+        token: str,
+        reason: str,
+        seen_hash: str | None,
+        arguments: str | None = None,
+    ) -> ApprovalView:
+        if len(reason) > REASON_CHARS_MAX:
+            raise InputError(f"the reason is longer than {REASON_CHARS_MAX} characters", hint="Shorten it.")
+        view = await self.approval(approval_id)
+        who = await self._entitled(view, answer, token)
+        event = ApprovalDecided(
+            call_id=view.call_id,
+            approval_id=approval_id,
+            answer=answer,
+            by=who.name,
+            arguments_hash=view.approval.arguments_hash if seen_hash is None else seen_hash,
+            reason=reason,
+            arguments=arguments,
+        )
+        applied = await self._transition(view.run_id, event)
+        if applied.missed is not None:
+            why = REFUSALS.get(applied.missed, applied.missed)
+            raise NotAllowed(
+                f"approval {approval_id} was not changed: {why}",
+                hint=f"toolfleet approvals show {approval_id} tells how it stands.",
+                reason=applied.missed,
+            )
+        return await self.approval(approval_id)
+
+    async def _entitled(self, view: ApprovalView, answer: str, token: str) -> Approver:
+        """Whose token it is, if they may decide this. A refusal is written down."""
+        who = await self.store.approver_of(_hash(token))
+        if who is None:
+            await self._note(view, answer, "", "unknown_token")
+            raise NotAllowed(
+                "this token is of no approver, or was revoked",
+                hint="toolfleet approvers ls",
+                reason="unknown_token",
+            )
+        for what, wanted, allowed in (
+            ("tenant", view.tenant, who.tenants),
+            ("tool", view.tool, who.tools),
+            ("tier", view.approval.tier.value, who.tiers),
+        ):
+            if wanted not in allowed and ANY not in allowed:
+                await self._note(view, answer, who.name, f"not_this_{what}")
+                raise NotAllowed(
+                    f"{who.name} may not decide for {what} {wanted!r}",
+                    hint="Ask somebody whose approver row allows it: toolfleet approvers ls",
+                    reason=f"not_this_{what}",
+                )
+        return who
+
+    async def _note(self, view: ApprovalView, action: str, by: str, reason: str) -> None:
+        await self.store.add_audit(
+            Audit(
+                action=action,
+                accepted=False,
+                reason=reason,
+                by=by,
+                tenant=view.tenant,
+                run_id=view.run_id,
+                call_id=view.call_id,
+                approval_id=view.approval.id,
+            )
+        )
+
+    async def _checked(self, view: ApprovalView, arguments: Mapping[str, Any]) -> str:
+        """The canonical text of edited arguments."""
+        spec = await self._spec(view)
+        found = read_arguments(orjson.dumps(dict(arguments)).decode(), spec)
+        if isinstance(found, Valid):
+            return found.text
+        wrong = "; ".join(f"{one['path']}: {one['message']}" for one in getattr(found, "field_errors", ()))
+        raise InputError(
+            found.message, hint=wrong or f"toolfleet tools show {view.tool} tells what it takes."
+        )
+
+    async def _spec(self, view: ApprovalView) -> ToolSpec:
+        run = await self.store.run(RunId(view.run_id))
+        assert run is not None, "an approval is of a run"
+        agent = await self.store.agent(run.info.agent, run.info.agent_version)
+        spec = None if agent is None else next((one for one in agent.tools if one.name == view.tool), None)
+        if spec is None:
+            raise InputError(
+                f"the definition of {view.tool} is not stored, so other arguments cannot be checked",
+                hint="Approve or reject it as it is.",
+            )
+        return spec
+
+    # -- effects nobody could tell of ------------------------------------------------------------------------------
+
+    async def effects(
+        self,
+        *,
+        state: str | None = None,
+        tenant: str | None = None,
+        run_id: str | None = None,
+        limit: int = 100,
+    ) -> list[EffectView]:
+        """The one that changed last first."""
+        return await self.store.effects(limit=limit, state=state, tenant=tenant, run_id=run_id)
+
+    async def effect(self, call_id: str) -> EffectView:
+        """Raises UnknownEffect."""
+        found = await self.store.effect(call_id)
+        if found is None:
+            raise UnknownEffect(f"no effect is held by call {call_id!r}", hint="toolfleet effects ls")
+        return found
+
+    async def resolve(
+        self, call_id: str, *, happened: bool, token: str, note: str, answer: Any = None
+    ) -> EffectView:
+        """T26: what somebody found out about an effect that waits for a human. `answer`: what the tool would have
+        returned. Raises UnknownEffect, NotAllowed."""
+        view = await self.effect(call_id)
+        who = await self.store.approver_of(_hash(token))
+        if who is None or not (
+            _among(view.tenant, who.tenants) and _among(view.tool, who.tools) and _among(view.tier, who.tiers)
+        ):
+            reason = "unknown_token" if who is None else "not_allowed"
+            audit = Audit(
+                action="resolve",
+                accepted=False,
+                reason=reason,
+                by="" if who is None else who.name,
+                tenant=view.tenant,
+                run_id=view.run_id,
+                call_id=view.call_id,
+            )
+            await self.store.add_audit(audit)
+            raise NotAllowed(
+                "this token may not answer for this effect", hint="toolfleet approvers ls", reason=reason
+            )
+        text = None if answer is None else orjson.dumps(answer).decode()
+        event = EffectResolved(view.call_id, happened, who.name, note, text)
+        applied = await self._transition(view.run_id, event)
+        if applied.missed is not None:
+            raise NotAllowed(
+                f"the effect of {call_id} was not changed: {applied.missed}",
+                hint=f"toolfleet effects show {call_id}",
+                reason="not_waiting",
+            )
+        return await self.effect(call_id)
+
+    # -- who may decide --------------------------------------------------------------------------------------------
+
+    async def add_approver(
+        self,
+        name: str,
+        *,
+        tenants: Sequence[str] = (ANY,),
+        tools: Sequence[str] = (ANY,),
+        tiers: Sequence[str] = (ANY,),
+    ) -> str:
+        """The token, which is not stored and never shown again."""
+        if not name.strip() or len(name) > 128:
+            raise InputError("an approver has a name of 1 to 128 characters", hint="approvers add NAME")
+        unknown = set(tiers) - {ANY, *(tier.value for tier in Tier)}
+        if unknown:
+            raise InputError(
+                f"there is no tier {', '.join(sorted(unknown))}", hint="low, medium, high, irreversible or *"
+            )
+        token = TOKEN_PREFIX + secrets.token_urlsafe(32)
+        approver = Approver(
+            f"apv_{secrets.token_hex(8)}", name.strip(), tuple(tenants), tuple(tools), tuple(tiers)
+        )
+        await self.store.add_approver(approver, _hash(token))
+        return token
+
+    async def approvers(self) -> list[Approver]:
+        return await self.store.approvers()
+
+    async def revoke_approver(self, approver_id: str) -> None:
+        """Its token is worth nothing from now on. Raises InputError for an unknown one."""
+        if not await self.store.revoke_approver(approver_id):
+            raise InputError(
+                f"there is no approver {approver_id!r} that could be revoked", hint="toolfleet approvers ls"
+            )
+
+    async def add_standing(
+        self, tool: str, *, arguments: Mapping[str, Any], tenant: str, valid_s: float, token: str
+    ) -> StandingApproval:
+        """Calls of this tool with these values, of this tenant, need not be asked for until then; up to tier high.
+
+        Raises InputError, NotAllowed."""
+        if valid_s <= 0 or not tool or not tenant or tenant == ANY:
+            raise InputError(
+                "a standing approval names one tool and one tenant, and for how long it holds",
+                hint="valid_s=3600, tenant='default', arguments={'currency': 'EUR'}",
+            )
+        who = await self.store.approver_of(_hash(token))
+        if who is None or not (
+            _among(tenant, who.tenants) and _among(tool, who.tools) and _among(Tier.HIGH, who.tiers)
+        ):
+            raise NotAllowed(
+                "this token may not approve that", hint="toolfleet approvers ls", reason="not_allowed"
+            )
+        now = await self.store.now()
+        standing = StandingApproval(
+            f"std_{secrets.token_hex(8)}", tenant, tool, dict(arguments), now + valid_s, who.name, now
+        )
+        await self.store.add_standing(standing)
+        return standing
+
+    async def _transition(self, run_id: str, event: ApprovalDecided | EffectResolved) -> Applied:
+        (applied,) = await self.store.transact([Transition(RunId(run_id), event)])
+        if self.publish is not None and applied.publish:
+            await self.publish(applied.publish)
+        return applied
+
+
+def _among(wanted: str, allowed: Sequence[str]) -> bool:
+    return wanted in allowed or ANY in allowed
+
+
+def _hash(token: str) -> str:
+    """Tokens are long and random, so a plain hash keeps them."""
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,441 @@
+"""`toolfleet approvals | approvers | effects`: what waits for a person, and who may decide."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from toolfleet.commands import options
+from toolfleet.commands.place import locate, opened
+from toolfleet.commands.terminal import (
+    Column,
+    cut,
+    iso,
+    moment,
+    note,
+    print_json,
+    print_table,
+    print_text,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from toolfleet.approving import Approving
+    from toolfleet.schemas.effects import Approver
+    from toolfleet.schemas.views import ApprovalView, EffectView
+    from toolfleet.settings import Settings
+
+T = TypeVar("T")
+
+approvals = typer.Typer(no_args_is_help=True, help="Calls that wait for a person's yes.")
+approvers = typer.Typer(no_args_is_help=True, help="Who may decide, each with a token.")
+effects = typer.Typer(
+    no_args_is_help=True, help="Changes made in the outside world, and what is known of them."
+)
+
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token", envvar="TOOLFLEET_APPROVER_TOKEN", help="Yours; better by the environment than here."
+    ),
+]
+Reason = Annotated[
+    str, typer.Option("--reason", help="Is written down, and of a rejection the model is told it.")
+]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id of an approval (toolfleet approvals ls).")]
+CallId = Annotated[str, typer.Argument(metavar="CALL", help="Id of the call (toolfleet effects ls).")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="Only of this tenant.")]
+Seen = Annotated[
+    str | None,
+    typer.Option(
+        "--hash", metavar="HASH", help="Of the arguments you have seen (approvals show); others are refused."
+    ),
+]
+
+QUESTIONS = (
+    Column("ID"),
+    Column("STATUS"),
+    Column("TIER"),
+    Column("TOOL"),
+    Column("TENANT"),
+    Column("CONFIRMED"),
+    Column("EXPIRES"),
+    Column("WHAT", shrinks=True),
+)
+PEOPLE = (Column("ID"), Column("NAME"), Column("TENANTS"), Column("TOOLS"), Column("TIERS"), Column("STATE"))
+LEDGER = (
+    Column("CALL"),
+    Column("STATE"),
+    Column("TOOL"),
+    Column("TENANT"),
+    Column("AS OF"),
+    Column("KEY", shrinks=True),
+)
+WIDTH = 80
+
+
+@approvals.command("ls")
+def approvals_ls(
+    status: Annotated[
+        str, typer.Option("--status", help="pending, granted, rejected, expired, withdrawn, all.")
+    ] = "pending",
+    tenant: Tenant = None,
+    limit: options.PageSize = 20,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List questions, the oldest first."""
+    wanted = None if status == "all" else status
+    found = _ask(app, database, lambda door: door.approvals(status=wanted, tenant=tenant, limit=limit))
+    if as_json:
+        print_json({"approvals": [approval_shape(one) for one in found]})
+        return
+    print_table(QUESTIONS, [_question(one) for one in found], empty="nothing waits for an approval")
+
+
+@approvals.command("show")
+def approvals_show(
+    approval_id: Id,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show one: what would be sent, exactly."""
+    _tell(_ask(app, database, lambda door: door.approval(approval_id)), as_json)
+
+
+@approvals.command("approve")
+def approvals_approve(
+    approval_id: Id,
+    token: Token = None,
+    reason: Reason = "",
+    seen: Seen = None,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Confirm a call as it stands. Some take two people, or two confirmations of one."""
+    mine = _token(token)
+    done = _ask(
+        app, database, lambda door: door.approve(approval_id, token=mine, reason=reason, arguments_hash=seen)
+    )
+    _tell(done, as_json)
+
+
+@approvals.command("reject")
+def approvals_reject(
+    approval_id: Id,
+    reason: Reason,
+    token: Token = None,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Refuse a call; the model is told why."""
+    mine = _token(token)
+    _tell(_ask(app, database, lambda door: door.reject(approval_id, token=mine, reason=reason)), as_json)
+
+
+@approvals.command("edit")
+def approvals_edit(
+    approval_id: Id,
+    arguments: Annotated[
+        str, typer.Option("--arguments", metavar="JSON", help="All arguments, as one JSON object.")
+    ],
+    token: Token = None,
+    reason: Reason = "",
+    seen: Seen = None,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Confirm a call with other arguments. They are checked as the model's are, and the model is told what really ran."""
+    mine, given = _token(token), _object(arguments)
+    done = _ask(
+        app,
+        database,
+        lambda door: door.edit(approval_id, token=mine, arguments=given, reason=reason, arguments_hash=seen),
+    )
+    _tell(done, as_json)
+
+
+@approvers.command("add")
+def approvers_add(
+    name: Annotated[str, typer.Argument(help="Who it is; two tokens of one name are one person.")],
+    tenant: Annotated[
+        list[str] | None, typer.Option("--tenant", help="May decide for it; repeatable. Default: any.")
+    ] = None,
+    tool: Annotated[
+        list[str] | None, typer.Option("--tool", help="May decide about it; repeatable. Default: any.")
+    ] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option("--tier", help="May decide at it; repeatable. Default: any.")
+    ] = None,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Add somebody. The token is printed once and stored as its hash only."""
+    token = _ask(
+        app,
+        database,
+        lambda door: door.add_approver(
+            name, tenants=tenant or ("*",), tools=tool or ("*",), tiers=tier or ("*",)
+        ),
+    )
+    if as_json:
+        print_json({"name": name, "token": token})
+        return
+    print_text(token)
+    note("Keep it: it is shown this once. Use it as TOOLFLEET_APPROVER_TOKEN.")
+
+
+@approvers.command("ls")
+def approvers_ls(
+    app: options.App = None, database: options.Database = None, as_json: options.AsJson = False
+) -> None:
+    """List who may decide."""
+    found = _ask(app, database, lambda door: door.approvers())
+    if as_json:
+        print_json({"approvers": [_person_shape(one) for one in found]})
+        return
+    print_table(PEOPLE, [_person(one) for one in found], empty="no approvers: toolfleet approvers add NAME")
+
+
+@approvers.command("revoke")
+def approvers_revoke(
+    approver_id: Annotated[str, typer.Argument(metavar="ID", help="Of a token (toolfleet approvers ls).")],
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Make a token worth nothing, from now on."""
+    _ask(app, database, lambda door: door.revoke_approver(approver_id))
+    if as_json:
+        print_json({"id": approver_id, "revoked": True})
+        return
+    print_text(f"{printable(approver_id)} is revoked")
+
+
+@effects.command("ls")
+def effects_ls(
+    state: Annotated[str | None, typer.Option("--state", help="For example needs_human.")] = None,
+    tenant: Tenant = None,
+    limit: options.PageSize = 20,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List effects, the one that changed last first."""
+    found = _ask(app, database, lambda door: door.effects(state=state, tenant=tenant, limit=limit))
+    if as_json:
+        print_json({"effects": [effect_shape(one) for one in found]})
+        return
+    print_table(LEDGER, [_effect(one) for one in found], empty="no effects")
+
+
+@effects.command("show")
+def effects_show(
+    call_id: CallId,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show one: what was sent, when, and what is known of it."""
+    _lines(effect_shape(_ask(app, database, lambda door: door.effect(call_id))), as_json)
+
+
+@effects.command("resolve")
+def effects_resolve(
+    call_id: CallId,
+    outcome: Annotated[
+        str, typer.Argument(help="happened | did_not_happen, as you found out at the other side.")
+    ],
+    note_: Annotated[str, typer.Option("--note", help="How you know; is written down.")],
+    token: Token = None,
+    answer: Annotated[
+        str | None, typer.Option("--answer", metavar="JSON", help="What the tool would have returned.")
+    ] = None,
+    yes: options.Yes = False,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Answer for an effect nobody could tell of. did_not_happen frees its key: the same effect may then be made again."""
+    from toolfleet.schemas.errors import InputError
+
+    if outcome not in ("happened", "did_not_happen"):
+        raise InputError(f"an effect is not {outcome!r}", hint="happened or did_not_happen")
+    mine, given = _token(token), None if answer is None else _json(answer, "--answer")
+    if outcome == "did_not_happen" and not yes:
+        _ask_again(_ask(app, database, lambda door: door.effect(call_id)))
+    done = _ask(
+        app,
+        database,
+        lambda door: door.resolve(
+            call_id, happened=outcome == "happened", token=mine, note=note_, answer=given
+        ),
+    )
+    _lines(effect_shape(done), as_json)
+
+
+def _ask_again(view: EffectView) -> None:
+    note(
+        f"{view.tool} of {view.call_id} was sent at or before {iso(view.entry.send_by)} and was last asked for at "
+        f"{iso(view.entry.asked_at) if view.entry.asked_at else 'no time'} (as of {iso(view.changed_at)})."
+    )
+    if not typer.confirm("Are you sure that it did not happen, and may be made again?", err=True):
+        raise typer.Abort
+
+
+def approval_shape(view: ApprovalView) -> dict[str, Any]:
+    """A question, with the canonical arguments and the tool's own summary; nothing of it was written by the model but
+    the values of the arguments."""
+    asked = view.approval
+    return {
+        "id": asked.id,
+        "status": asked.status.value,
+        "tier": asked.tier.value,
+        "tool": view.tool,
+        "tenant": view.tenant,
+        "run_id": view.run_id,
+        "turn": view.turn,
+        "call_id": view.call_id,
+        "summary": asked.summary,
+        "arguments": json.loads(view.arguments),
+        "arguments_hash": asked.arguments_hash,
+        "steps": asked.steps,
+        "granted_by": list(asked.granted_by),
+        "requested_by": asked.requested_by,
+        "requested_at": iso(asked.requested_at),
+        "expires_at": iso(asked.expires_at),
+        "reason": asked.reason,
+    }
+
+
+def effect_shape(view: EffectView) -> dict[str, Any]:
+    """An effect with all an operator needs to find it at the other side."""
+    return {
+        "call_id": view.call_id,
+        "run_id": view.run_id,
+        "turn": view.turn,
+        "tool": view.tool,
+        "tier": view.tier.value,
+        "tenant": view.tenant,
+        "state": view.entry.state.value,
+        "key": view.entry.key,
+        "attempt": view.entry.attempt,
+        "arguments": json.loads(view.arguments),
+        "sent_by": iso(view.entry.send_by),
+        "asked_at": iso(view.entry.asked_at) if view.entry.asked_at else None,
+        "as_of": iso(view.changed_at),
+        "resolved_by": view.resolved_by,
+        "answer": None if view.answer is None else json.loads(view.answer),
+    }
+
+
+def _question(view: ApprovalView) -> list[str]:
+    asked = view.approval
+    what = asked.summary or view.arguments
+    return [
+        asked.id,
+        asked.status.value,
+        asked.tier.value,
+        printable(view.tool),
+        printable(view.tenant),
+        f"{len(asked.granted_by)}/{asked.steps}",
+        moment(asked.expires_at),
+        cut(what, WIDTH),
+    ]
+
+
+def _person(one: Approver) -> list[str]:
+    state = "active" if one.revoked_at is None else f"revoked {moment(one.revoked_at)}"
+    scopes = [cut(", ".join(scope), 40) for scope in (one.tenants, one.tools, one.tiers)]
+    return [one.id, printable(one.name), *scopes, state]
+
+
+def _person_shape(one: Approver) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "name": one.name,
+        "tenants": list(one.tenants),
+        "tools": list(one.tools),
+        "tiers": list(one.tiers),
+        "created_at": iso(one.created_at),
+        "revoked_at": None if one.revoked_at is None else iso(one.revoked_at),
+    }
+
+
+def _effect(view: EffectView) -> list[str]:
+    entry = view.entry
+    return [
+        view.call_id,
+        entry.state.value,
+        printable(view.tool),
+        printable(view.tenant),
+        moment(view.changed_at),
+        cut(entry.key, WIDTH),
+    ]
+
+
+def _tell(view: ApprovalView, as_json: bool) -> None:
+    _lines(approval_shape(view), as_json)
+
+
+def _lines(shape: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(shape)
+        return
+    shown = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+        for name, value in shape.items()
+        if value not in (None, "", [])
+    }
+    print_text("\n".join(f"{name:15} {printable(value)}" for name, value in shown.items()))
+
+
+def _ask(app: str | None, database: str | None, ask: Callable[[Approving], Awaitable[T]]) -> T:
+    """What the front door for decisions answers. What becomes due is sent by the keeper of the fleet, within seconds."""
+    return asyncio.run(_asked(locate(app, database).settings, ask))
+
+
+async def _asked(settings: Settings, ask: Callable[[Approving], Awaitable[T]]) -> T:
+    from toolfleet.approving import Approving
+
+    async with opened(settings) as client:
+        return await ask(Approving(client.store, client.publish_due))
+
+
+def _token(given: str | None) -> str:
+    from toolfleet.schemas.errors import InputError
+
+    if not given:
+        raise InputError(
+            "who decides? No token was given",
+            hint="export TOOLFLEET_APPROVER_TOKEN=…, as `toolfleet approvers add NAME` printed it.",
+        )
+    return given
+
+
+def _object(text: str) -> dict[str, Any]:
+    from toolfleet.schemas.errors import InputError
+
+    found = _json(text, "--arguments")
+    if not isinstance(found, dict):
+        raise InputError("--arguments is no JSON object", hint="""--arguments '{"order_id": "o1"}'""")
+    return found
+
+
+def _json(text: str, what: str) -> Any:
+    from toolfleet.schemas.errors import InputError
+
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise InputError(f"{what} is no JSON: {exc}", hint="Quote it for your shell.") from None
