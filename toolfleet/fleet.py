@@ -410,7 +410,9 @@ class Fleet:
         known = getattr(prices, "price_known", None)
 
         def reserve(agent: AgentSpec, size: int) -> float:
-            if known is not None:
+            if (
+                known is not None and agent.name in self.registry.agents
+            ):  # others were asked where they are served
                 refuse_unpriced_run(agent, self.settings, known)
             prompt = estimated_tokens(size + len(agent.model_dump_json()))
             return prices.cost_usd(
