@@ -7,13 +7,14 @@ DEMO_OUT ?= demo-out
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+AGENTDOJO_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test corpus chaos simulate bench lint fmt docs constraints clean check-python
+.PHONY: help setup demo test corpus chaos agentdojo simulate bench lint fmt docs constraints clean check-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +59,14 @@ chaos: setup ## every fault on every stack, with real servers and kill -9; write
 	FAULT_RESULTS=build/faults.jsonl TOOLFLEET_REQUIRE=redis,postgresql,rabbitmq $(BIN)/python -m pytest \
 	  -m "slow or not slow" -p no:randomly tests/fault $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python docs/generate.py --faults build/faults.jsonl && exit $$status
+
+# In an environment of its own: AgentDojo asks for many packages, and for older ones of some of ours (ours win).
+agentdojo: check-python ## can injected text make the fleet act? AgentDojo's 949 attacks; writes agentdojo.json
+	test -x build/agentdojo/bin/python || "$(PYTHON)" -m venv build/agentdojo
+	build/agentdojo/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip setuptools
+	build/agentdojo/bin/python -m pip install -qq --disable-pip-version-check agentdojo==0.1.35
+	build/agentdojo/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation -c constraints.txt -e .
+	build/agentdojo/bin/python -m benchmarks.agentdojo.run --out agentdojo.json $(AGENTDOJO_ARGS)
 
 simulate: setup ## run SEEDS=n seeds of the simulation (now: 300)
 	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)
