@@ -32,11 +32,14 @@ class ServerFailed(Exception):
     """A server did not come up; says what it wrote."""
 
 
-def free_port() -> int:
+def free_port(most: int = 65_535) -> int:
     """A port of loopback that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = int(sock.getsockname()[1])
+        if port <= most:
+            return port
 
 
 def find(kind: str) -> str | None:
@@ -163,7 +166,7 @@ def redis_server(*options: str) -> Iterator[Server]:
     program = find("redis")
     assert program is not None, missing("redis")
     with folder_of("redis") as folder:
-        port = free_port()
+        port = free_port(most=55_535)  # a Redis Cluster takes the one 10,000 above as well
         command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         command += ["--appendonly", "yes", "--appendfsync", "everysec", *options]
         server = Server("redis", port, folder, command, _redis_answers)

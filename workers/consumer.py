@@ -15,7 +15,7 @@ import structlog
 
 from toolfleet.queues.envelope import Codec
 from toolfleet.queues.policy import CLAIM_S, EXTENSIONS_PER_CLAIM
-from toolfleet.schemas.errors import BrokerUnavailable, MessageRefused, NewerMessage
+from toolfleet.schemas.errors import BrokerUnavailable, MessageRefused, NewerMessage, StoreUnavailable
 from toolfleet.schemas.ids import new_event_id
 from toolfleet.schemas.limits import HOLD_DELAY_S, HOLD_NEWER_S, MESSAGE_BYTES_MAX
 from toolfleet.schemas.messages import Message
@@ -203,6 +203,8 @@ class Consumer:
         if received:
             try:
                 await self._role.accept(list(received), done)
+            except (StoreUnavailable, BrokerUnavailable) as exc:  # an outage is one line
+                log.warning("role_failed", queues=self.queues, messages=len(received), error=exc.message)
             except Exception:
                 log.exception("role_failed", queues=self.queues, messages=len(received))
             settled.extend(one.delivery for one in received)

@@ -133,6 +133,7 @@ def check(case: Case, redis: servers.Server, report: Any) -> None:
     assert slower <= case.slower_max, f"p95 {p95(quiet):.2f} s alone, {p95(busy):.2f} s beside a flood"
 
 
+@pytest.mark.slow  # eight processes share the cores with whatever else runs: a measurement, not a yes or no
 @pytest.mark.timeout(180)
 def test_eight_processes_share_a_quota(redis: servers.Server, record_property: Any) -> None:
     check(SHORT, redis, record_property)

@@ -61,13 +61,13 @@ def test_a_retry_far_ahead_comes_once_and_not_too_early(kind: str, stacks: dict[
     """Trap 2, B040: with a delay beyond the visibility timeout ten tasks ran fifty times."""
     stack = stacks[kind]
     began = time.monotonic()
-    runs = stack.submit(["later 8"] * 10)
+    runs = stack.submit(["later 8"] * 5)  # at ten failures the breaker would open, and nothing be tried again
     stack.wait_all()
 
     assert time.monotonic() - began >= 8.0
-    assert [stack.story(run)[0] for run in runs] == ["completed None"] * 10
+    assert [stack.story(run)[0] for run in runs] == ["completed None"] * 5
     asked = stack.effects()
-    assert [asked[key] for run in runs for key in asked if run.removeprefix("run_") in key] == [2] * 10
+    assert [asked[key] for run in runs for key in asked if run.removeprefix("run_") in key] == [2] * 5
     stack.assert_nothing_is_left()
 
 
