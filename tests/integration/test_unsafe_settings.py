@@ -13,7 +13,7 @@ import pytest
 
 from tests import servers
 from tests.conftest import require
-from toolfleet import Fleet, ScriptedModel, say, tool
+from toolfleet import Fleet, ScriptedModel, say
 from toolfleet.adapters.broker.rabbitmq_checks import refuse_unsafe as refuse_unsafe_rabbitmq
 from toolfleet.adapters.broker.redis_checks import problems, refuse_unsafe
 from toolfleet.adapters.clock import SystemClock
@@ -187,19 +187,6 @@ def test_a_worker_is_told_which_roles_there_are() -> None:
         Worker(fleet.registry, fleet.settings, fleet.new_model, queues=["exec.tiny"])
     with pytest.raises(InputError, match="none given"):
         Worker(fleet.registry, fleet.settings, fleet.new_model, queues=[])
-
-
-def test_gated_tools_are_refused_in_a_worker_too() -> None:
-    @tool(tier="irreversible", effect=True)
-    async def wipe() -> str:
-        """Delete everything."""
-        return "gone"
-
-    fleet = Fleet(settings=Settings(**SHARED, signing_keys=KEYS), model=ScriptedModel([]))
-    fleet.agent("a", model="m", tools=[wipe])
-
-    with pytest.raises(UnsafeSettings, match="wipe"):
-        Worker(fleet.registry, fleet.settings, fleet.new_model)
 
 
 def test_a_fault_point_has_to_be_one() -> None:
