@@ -229,8 +229,8 @@ class ToolContext:
     agent: str
     correlation_id: str
     deadline_at: float
-    principal: str = ""  # on whose behalf the run works: `principal` of its context, or empty
     context: Mapping[str, Any] = field(default_factory=dict)
+    principal: str = ""  # on whose behalf the run works: `principal` of its context, or empty
 
 
 @dataclass(frozen=True, slots=True)
