@@ -145,7 +145,7 @@ def kills_itself() -> None:
 
 def hangs(note: str | None = None) -> None:
     _note(note, os.getpid())
-    time.sleep(300)
+    time.sleep(300)  # a tool that hangs: the pool kills it at its deadline
 
 
 def hangs_and_swallows(note: str | None = None) -> None:
@@ -153,7 +153,7 @@ def hangs_and_swallows(note: str | None = None) -> None:
     _note(note, os.getpid())
     while True:
         try:
-            time.sleep(300)
+            time.sleep(300)  # a tool that hangs and will not be told: only SIGKILL ends it
         except BaseException:  # noqa: BLE001, S112 - that is the point
             continue
 
@@ -162,16 +162,17 @@ def waits(gate: str, note: str | None = None) -> str:
     """Come back when the file is there."""
     _note(note, os.getpid())
     while not Path(gate).exists():
-        time.sleep(0.005)
+        time.sleep(0.005)  # between two looks at a file of another process; the call's deadline bounds them
     return "passed"
 
 
 def leaves_a_process(note: str, then: str) -> int:
     """Start one that would outlive this, then end in one of the ways that calls end."""
+    # The sleep is the life of what was left behind: the pool has to end it.
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
     _note(note, left.pid)
     if then == "hang":
-        time.sleep(300)
+        time.sleep(300)  # until the deadline of the call
     if then == "exit":
         os._exit(5)
     return left.pid
@@ -180,7 +181,7 @@ def leaves_a_process(note: str, then: str) -> int:
 def forks_and_crashes() -> None:
     """Leave a fork that holds what this process had open."""
     if os.fork() == 0:
-        time.sleep(300)
+        time.sleep(300)  # the fork outlives the crash: the pool has to end it
     os._exit(6)
 
 
