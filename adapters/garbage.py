@@ -16,8 +16,8 @@ def spare_what_is_loaded() -> None:
     A process of ours holds some 150,000 objects that live as long as it does (modules, models, compiled statements).
     Walking them took up to half a second on a busy machine, with the loop standing still, each time the collector
     looked at old objects.
-    Not for a process of somebody else's: what is garbage at this moment stays.
+    Not for a process of somebody else's: what is garbage at this moment stays. It is not collected first: that takes
+    as long as what is spared here, in a worker that already holds messages and has to say so.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)

@@ -43,7 +43,6 @@ def stacks(open_stack: OpenStack) -> dict[str, Stack]:
     return Started()
 
 
-@pytest.mark.slow  # now and then the read is made twice (harmless, and not understood yet); an effect never is
 @BROKERS
 def test_a_call_longer_than_lease_and_claim_is_made_once(kind: str, stacks: dict[str, Stack]) -> None:
     """Trap 1, B040: with a visibility timeout of 5 s one call of 18 s was made four times."""
