@@ -78,7 +78,8 @@ HOLDERS: Final = (
     .with_for_update()
 )
 RENEW: Final = update(commands).where(members(commands.c.id, "ids")).values(lease_until=bindparam("until"))
-# SKIP LOCKED: a row somebody is changing needs no mark, and a mark never waits while its transaction holds others.
+# SKIP LOCKED: a mark never waits while its transaction holds others. It is tried again: who settles one call of a turn
+# locks the rows of all.
 MARKED: Final = (
     select(commands.c.id, commands.c.due_at, commands.c.sent_at, commands.c.sends, commands.c.lost_after_s)
     .where(members(commands.c.id, "ids"))
@@ -90,6 +91,7 @@ MARK: Final = (
     .where(commands.c.id == bindparam("key_id"))
     .values({name: bindparam(name) for name in ("sent_at", "sends", "check_at")})
 )
+THERE: Final = select(commands.c.id).where(members(commands.c.id, "ids"))
 BROKER: Final = select(brokers.c.marker).where(brokers.c.name == bindparam("broker"))
 NEW_BROKER: Final = insert_new(brokers)
 RESET: Final = update(brokers).where(brokers.c.name == bindparam("broker")).values(reset_at=bindparam("now"))
@@ -138,13 +140,15 @@ def renew(
     return held
 
 
-def write_marks(connection: Connection, marks: Sequence[SentMark]) -> None:
-    """`sent_at` and `sends` + 1 for each publish of a row whose `due_at` is still the one that was published."""
+def write_marks(connection: Connection, marks: Sequence[SentMark]) -> list[SentMark]:
+    """`sent_at` and `sends` + 1 for each publish of a row whose `due_at` is still the one that was published.
+
+    Returns the marks of rows that somebody is changing at the moment: to be written later."""
     of_row: dict[str, list[SentMark]] = defaultdict(list)
     for mark in marks:
         of_row[mark.command_id].append(mark)
     changed: list[dict[str, Any]] = []
-    rows = connection.execute(MARKED, {"ids": sorted(of_row)})
+    rows = connection.execute(MARKED, {"ids": sorted(of_row)}).all()
     for id_, due_at, sent_at, sends, lost_after in rows:
         counted = [mark for mark in of_row[id_] if mark.due_at == due_at]
         if counted:
@@ -154,6 +158,11 @@ def write_marks(connection: Connection, marks: Sequence[SentMark]) -> None:
             changed.append({"key_id": id_, "sent_at": sent, "sends": sends, "check_at": checked})
     if changed:
         execute_many(connection, MARK, changed)
+    missing = of_row.keys() - {row.id for row in rows}
+    if not missing:
+        return []
+    there = {id_ for (id_,) in connection.execute(THERE, {"ids": sorted(missing)})}
+    return [mark for mark in marks if mark.command_id in there]
 
 
 def broker_marker(connection: Connection, name: str) -> str | None:

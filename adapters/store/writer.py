@@ -70,7 +70,7 @@ class Job:
 
 # Carries out jobs inside a transaction; returns the outcome of each: a value, or the exception of that job alone.
 Carry = Callable[[Connection, Sequence[Job]], list[Any]]
-WriteMarks = Callable[[Connection, Sequence[SentMark]], None]
+WriteMarks = Callable[[Connection, Sequence[SentMark]], list[SentMark]]  # gives back those to be tried again
 
 
 @dataclass(eq=False)
@@ -229,19 +229,24 @@ class Writer:
             self._connection = self.engine.connect().execution_options(**WRITING)
         with self._connection.begin():
             outcomes = self.carry(self._connection, batch) if batch else []
-            if marks:
-                self.write_marks(self._connection, marks)
+            again = self.write_marks(self._connection, marks) if marks else []
             self._committing = True
         self.commits += 1
+        if again:
+            self._put_back(again)
         return outcomes
+
+    def _put_back(self, marks: Sequence[SentMark]) -> None:
+        with self._wake:
+            if not self._closing:
+                self._marks.extendleft(reversed(marks))
 
     def _give_up(self, batch: list[Job], marks: list[SentMark], exc: Exception) -> None:
         self._disconnect(broken=True)
         log.warning("store_unavailable", jobs=len(batch), error=str(exc).splitlines()[0])
         with self._wake:
             self._marks_pause_s = min(MARKS_PAUSE_MAX_S, 2 * self._marks_pause_s)
-            if not self._closing:
-                self._marks.extendleft(reversed(marks))
+        self._put_back(marks)
         self._settle(batch, [unavailable(exc) for _ in batch])
 
     def _disconnect(self, *, broken: bool = False) -> None:

@@ -38,7 +38,7 @@ from toolfleet.schemas.errors import NotMigrated, StoreUnavailable, UnsafeSettin
 from toolfleet.schemas.ids import RunId, new_token
 from toolfleet.schemas.model import Usage
 from toolfleet.schemas.outcomes import RunStatus
-from toolfleet.schemas.ports import Applied, Transition
+from toolfleet.schemas.ports import Applied, SentMark, Transition
 
 T = TypeVar("T")
 
@@ -288,6 +288,29 @@ def test_a_session_that_is_ended_inside_a_transaction_leaves_nothing_of_it(url: 
 
             assert await status(other, new.run_id) is RunStatus.QUEUED
             assert (await claim(store, new.run_id)).missed is None
+
+    play(story, url)
+
+
+def test_a_mark_of_a_row_that_somebody_holds_is_written_when_it_is_free(url: str) -> None:
+    """Who settles one call of a turn locks the rows of all; a row left unsent would be published a second time."""
+
+    async def story(watcher: Watcher) -> None:
+        async with opened(url) as store:
+            new, other = await accepted(store), await accepted(store)
+            ((row, due_at),) = watcher.ask("SELECT id, due_at FROM commands WHERE run_id = %s", new.run_id)
+            ((free, due_of_free),) = watcher.ask(
+                "SELECT id, due_at FROM commands WHERE run_id = %s", other.run_id
+            )
+            watcher.hold("SELECT id FROM commands WHERE id = %s FOR UPDATE", row)
+            await store.mark_sent(
+                [SentMark(row, due_at, due_at + 1), SentMark(free, due_of_free, due_of_free + 1)]
+            )
+
+            await until(lambda: watcher.ask("SELECT sends FROM commands WHERE id = %s", free) == [(1,)])
+            assert watcher.ask("SELECT sends FROM commands WHERE id = %s", row) == [(0,)]
+            watcher.let_go()
+            await until(lambda: watcher.ask("SELECT sends FROM commands WHERE id = %s", row) == [(1,)])
 
     play(story, url)
 
