@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import typer
 
 from toolfleet.commands import exits, options
 from toolfleet.commands.place import Place, locate, shown
-from toolfleet.commands.terminal import note, print_text
+from toolfleet.commands.terminal import print_text
 
 if TYPE_CHECKING:
     from toolfleet.fleet import Fleet
@@ -54,29 +53,20 @@ def up(
 async def _serve(place: Place) -> int:
     """Until the first signal; returns the exit code."""
     from toolfleet.adapters.garbage import spare_what_is_loaded
+    from toolfleet.commands.draining import Signals
 
     fleet = place.fleet
     assert fleet is not None
-    asked, asked_again = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: (asked_again if asked.is_set() else asked).set())
+    signals = Signals()
     await fleet.start_async()
     spare_what_is_loaded()
     print_text(_served(fleet, place) + "\nready")
-    await asked.wait()
-    note(f"stopping: waiting up to {place.settings.drain_s:g} s for steps in flight; again to stop at once")
-    draining = asyncio.create_task(fleet.stop_async())
-    impatience = asyncio.create_task(asked_again.wait())
-    await asyncio.wait({draining, impatience}, return_when=asyncio.FIRST_COMPLETED)
-    if not draining.done():
-        note("stopped at once; what was in flight goes on at the next start")
+    await signals.asked.wait()
+    left = await signals.drained(fleet.stop_async(), drain_s=place.settings.drain_s)
+    if left is not None:
         sys.stdout.flush()
         # As kill -9, which loses nothing: an orderly end would wait for the threads and steps we just gave up.
         os._exit(exits.INTERRUPTED)
-    impatience.cancel()
-    await draining  # raises what the drain raised
-    note("stopped")
     return exits.OK
 
 

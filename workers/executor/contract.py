@@ -119,7 +119,6 @@ class _Kept:
         part: str | None = None,
         may_begin: MayBegin | None = None,
     ) -> ToolAnswer:
-        context = replace(context, principal=context.principal or str(context.context.get("principal") or ""))
         secrets: list[str] = []
         try:
             injected = await self._injected(context, secrets)
