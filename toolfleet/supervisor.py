@@ -33,6 +33,7 @@ UP_CACHE: Final = "TOOLFLEET_UP_CACHE"
 LOOK_S: Final = 1.0
 CLOCK_S: Final = 0.5  # what two readings of the wall clock may differ by
 SILENT_S: Final = 60.0  # twelve beats: a child that has not said for this long that it is there hangs
+FIRST_S: Final = 300.0  # for the import of an app and a start that waits for the broker
 
 log = structlog.get_logger("toolfleet.supervisor")
 
@@ -157,9 +158,17 @@ async def watch(supervisor: Supervisor, store: RunStore, ready: Callable[[], obj
             told = True
             ready()
         for child in supervisor.children:
-            silent_s = heard[child.name]
-            if child.pid is not None and silent_s is not None and silent_s > SILENT_S:
-                supervisor.kill(child.pid, f"it has said nothing for {silent_s:.0f} s")
+            reason = hanging(child, heard[child.name], time.monotonic())
+            if reason and child.process is not None and child.process.returncode is None:
+                supervisor.kill(child.process.pid, reason)
+
+
+def hanging(child: Child, silent_s: float | None, now_s: float) -> str:
+    """Why a child counts as hanging, empty: it does not. `silent_s`: since its last beat, None: it has sent none."""
+    if silent_s is None:
+        lived_s = now_s - child.started_at
+        return f"it has not begun to work within {lived_s:.0f} s" if lived_s > FIRST_S else ""
+    return f"it has said nothing for {silent_s:.0f} s" if silent_s > SILENT_S else ""
 
 
 def silence_of(child: Child, here: Sequence[WorkerView]) -> float | None:

@@ -1,5 +1,8 @@
 """Brings a database to the schema of this program, and says politely where that cannot be.
 
+A database may be one release ahead of a program: it notes the oldest schema whose programs it still carries, so that
+workers of the release before can go on, and be started again, while a new one is rolled out.
+
 Alembic is imported when something is to be migrated; whether a database is up to date takes one small statement.
 """
 
@@ -14,8 +17,12 @@ from toolfleet.adapters.store import dialect
 from toolfleet.adapters.store.engine import WRITING, open_engine, parse_url, sqlite_file, translated
 from toolfleet.schemas.errors import NewerSchema, NotMigrated
 
-REVISIONS: Final = ("0001", "0002", "0003", "0004")  # oldest first; a test compares them with the scripts
+# Oldest first; a test compares them with the scripts.
+REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005")
 HEAD: Final = REVISIONS[-1]
+# The programs of this schema and later ones can work with a database at HEAD. A migration that takes away or renames
+# what they use moves it up to itself; one that only adds (with defaults) leaves it.
+CARRIES: Final = "0005"
 SCRIPTS: Final = Path(__file__).parent / "migrations"
 UPGRADE_HINT: Final = "Bring it up to date: toolfleet db upgrade"
 _MIGRATING: Final = 0x746F6F6C  # "tool"
@@ -23,6 +30,8 @@ _MIGRATING: Final = 0x746F6F6C  # "tool"
 
 def upgrade(url: str) -> str:
     """Create or migrate the schema; returns the revision it is at. Idempotent, safe beside another upgrade.
+
+    A database that is ahead and carries this program is left as it is.
 
     Raises NewerSchema, StoreUnavailable; then nothing was changed.
     """
@@ -39,12 +48,15 @@ def upgrade(url: str) -> str:
             dialect.one_at_a_time(connection, _MIGRATING)
             dialect.impatient(connection)
             found = revision_of(connection)
-            _refuse_newer(found)
+            if _is_newer(connection, found):
+                assert found is not None
+                return found
             if found != HEAD:
                 config = Config()
                 config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
+                connection.execute(text("UPDATE schema_carries SET oldest = :oldest"), {"oldest": CARRIES})
     finally:
         engine.dispose()
     return HEAD
@@ -52,11 +64,19 @@ def upgrade(url: str) -> str:
 
 def check(url: str) -> str:
     """The revision, if this program can work with it. Raises NotMigrated, NewerSchema or StoreUnavailable."""
-    found = current(url)
-    _refuse_newer(found)
+    file = sqlite_file(parse_url(url))
+    found, newer = None, False
+    if file is None or file.exists():
+        engine = open_engine(url)
+        try:
+            with translated(), engine.connect() as connection:
+                found = revision_of(connection)
+                newer = _is_newer(connection, found)
+        finally:
+            engine.dispose()
     if found is None:
         raise NotMigrated("the database has no toolfleet schema", hint=UPGRADE_HINT)
-    if found != HEAD:
+    if found != HEAD and not newer:
         raise NotMigrated(
             f"the database is at schema {found}, and this program needs {HEAD}",
             hint=UPGRADE_HINT,
@@ -87,11 +107,18 @@ def revision_of(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
-def _refuse_newer(found: str | None) -> None:
-    if found is not None and found not in REVISIONS:
-        raise NewerSchema(
-            f"the database is at schema {found}, and this program knows {HEAD} at most",
-            hint="Use a newer toolfleet with it. A database is never taken back to an older schema.",
-            found=found,
-            known=HEAD,
-        )
+def _is_newer(connection: Connection, found: str | None) -> bool:
+    """Whether it is ahead of this program and carries it all the same. Raises NewerSchema where it does not."""
+    if found is None or found in REVISIONS:
+        return False
+    oldest = None
+    if inspect(connection).has_table("schema_carries"):
+        oldest = connection.execute(text("SELECT oldest FROM schema_carries")).scalar_one_or_none()
+    if oldest in REVISIONS:
+        return True
+    raise NewerSchema(
+        f"the database is at schema {found}, and this program knows {HEAD} at most",
+        hint="Use a newer toolfleet with it. A database is never taken back to an older schema.",
+        found=found,
+        known=HEAD,
+    )

@@ -326,6 +326,9 @@ agents = Table(
     PrimaryKeyConstraint("name", "version"),
 )
 
+# One row: the oldest revision whose programs can work with this schema (adapters/store/migrate.py).
+schema_carries = Table("schema_carries", metadata, Column("oldest", Text, primary_key=True))
+
 brokers = Table(
     "brokers",
     metadata,

@@ -145,6 +145,16 @@ class Stack:
             self.wait_for(process)
         return process
 
+    def command(self, *words: str, cwd: Path = ROOT) -> None:
+        """A `toolfleet` command of this stack that has to succeed."""
+        subprocess.run(
+            [sys.executable, "-m", "toolfleet", *words],
+            env=self.environment(),
+            cwd=cwd,
+            check=True,
+            timeout=START_S,
+        )
+
     def wait_for(self, *processes: Process) -> None:
         """Until they are there; a process that ended before says what it wrote."""
         for process in processes:

@@ -21,7 +21,7 @@ import redis as redis_client
 from tests import servers
 from tests.conftest import require
 from tests.fault.matrix import OUTAGE_CELLS, note_cell
-from tests.fault.release import next_release
+from tests.fault.release import NEXT_REVISION, next_release
 from tests.fault.stack import LEASE_S, ROLES, Process, Stack, stack_of, wait_until
 
 RUNS = 80
@@ -150,11 +150,22 @@ def _rolling(stack: Stack, processes: dict[str, Process]) -> None:
 
 
 def _next_release(stack: Stack, processes: dict[str, Process]) -> None:
-    """Workers of a release with newer messages join; the older ones hold what they cannot read."""
+    """The database is migrated, workers with newer messages join; the older ones hold what they cannot read.
+
+    Then each old one is killed and started again: it still works with the newer schema.
+    """
     folder = next_release(stack.folder / "next")
+    stack.command("db", "upgrade", cwd=folder)
+    assert stack.query("SELECT version_num FROM alembic_version") == [(NEXT_REVISION,)]
     for role in ROLES:
         processes[f"next {role}"] = stack.start(role, cwd=folder, wait=False)
     stack.wait_for(*(one for name, one in processes.items() if name.startswith("next ")))
+    for role in ROLES:
+        processes[role].signal(signal.SIGKILL)
+        assert processes[role].ended() == -signal.SIGKILL
+        stack.end(processes[role])
+        processes[role] = stack.start(role, wait=False)
+    stack.wait_for(*(processes[role] for role in ROLES))
     more = stack.submit(INPUTS[:OPEN_AT_LEAST])
     wait_until(
         lambda: all(stack.query("SELECT finished_at FROM runs WHERE id = :id", id=run)[0][0] for run in more),

@@ -35,6 +35,13 @@ def _set_revision(folder: Path, revision: str | None) -> None:
     connection.close()
 
 
+def _set_carried(folder: Path, oldest: str) -> None:
+    connection = sqlite3.connect(folder / "store.db")
+    connection.execute("UPDATE schema_carries SET oldest = ?", (oldest,))
+    connection.commit()
+    connection.close()
+
+
 def test_the_known_revisions_are_those_of_the_scripts() -> None:
     scripts = ScriptDirectory(str(migrate.SCRIPTS))
 
@@ -91,6 +98,7 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     url = _url(tmp_path)
     migrate.upgrade(url)
     _set_revision(tmp_path, "9999")
+    _set_carried(tmp_path, "9999")
 
     for refuse in (migrate.check, migrate.upgrade):
         with pytest.raises(NewerSchema) as caught:
@@ -102,6 +110,31 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert migrate.current(url) == "9999"
 
 
+def test_a_newer_schema_that_carries_this_program_is_worked_with_and_left_alone(tmp_path: Path) -> None:
+    """While a release is rolled out, a worker of the one before must be able to start again."""
+    url = _url(tmp_path)
+    migrate.upgrade(url)
+    _set_revision(tmp_path, "9999")
+    _set_carried(tmp_path, migrate.HEAD)
+
+    assert migrate.check(url) == migrate.upgrade(url) == migrate.current(url) == "9999"
+    asyncio.run(_use(url))
+
+    _set_carried(tmp_path, "9998")
+    with pytest.raises(NewerSchema):
+        migrate.check(url)
+
+
+def test_an_upgrade_notes_what_it_carries(tmp_path: Path) -> None:
+    migrate.upgrade(_url(tmp_path))
+    connection = sqlite3.connect(tmp_path / "store.db")
+    carried = connection.execute("SELECT oldest FROM schema_carries").fetchall()
+    connection.close()
+
+    assert carried == [(migrate.CARRIES,)]
+    assert migrate.CARRIES in migrate.REVISIONS
+
+
 @pytest.mark.parametrize("revision", [None, "0000"])
 def test_an_unmigrated_database_is_refused_by_the_store_with_a_hint(
     tmp_path: Path, revision: str | None
@@ -109,6 +142,7 @@ def test_an_unmigrated_database_is_refused_by_the_store_with_a_hint(
     url = _url(tmp_path)
     migrate.upgrade(url)
     _set_revision(tmp_path, revision)
+    _set_carried(tmp_path, "0000")
     expected = NotMigrated if revision is None else NewerSchema  # a revision that is not ours is not older
 
     with pytest.raises(expected):

@@ -39,14 +39,14 @@ def upgrade(
 def check(
     app: options.App = None, database: options.Database = None, as_json: options.AsJson = False
 ) -> None:
-    """Ends with 0 if the schema is the one this program needs, else with 5 and what to do."""
+    """Ends with 0 if this program can work with the schema, else with 5 and what to do."""
     settings = locate(app, database).settings
     require_migrated(settings)
     revision = _revision(settings)
     if as_json:
         print_json({"database": shown(settings.database), "revision": revision, "ok": True})
     else:
-        print_text(f"{shown(settings.database)} is at {revision}, as this program needs it")
+        print_text(f"{shown(settings.database)} is at {revision}, and this program can work with it")
 
 
 @app.command("current")

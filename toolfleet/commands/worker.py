@@ -15,7 +15,7 @@ import typer
 
 from toolfleet.commands import exits, options
 from toolfleet.commands.place import locate, opened
-from toolfleet.commands.terminal import Column, note, print_json, print_table
+from toolfleet.commands.terminal import Column, note, print_json, print_table, print_text
 from toolfleet.schemas.limits import WORKER_SILENT_S
 from toolfleet.schemas.outcomes import Lane, Tier
 from toolfleet.supervisor import UP_BROKER, UP_CACHE, UP_DATABASE, UP_PID
@@ -27,6 +27,7 @@ app = typer.Typer(help="Worker processes of the fleet.", no_args_is_help=True)
 
 ORPHAN_DRAIN_S: Final = 2.5  # of a worker whose `up` was killed: it hands back its leases and ends
 ORPHAN_END_S: Final = 4.0
+LONG_SILENT_S: Final = 600.0  # who has been silent for longer is only counted
 
 
 class RoleName(StrEnum):
@@ -167,14 +168,22 @@ def _end_with_parent(celery: Any) -> None:
 
 
 @app.command("ls")
-def ls(database: options.Database = None, app: options.App = None, as_json: options.AsJson = False) -> None:
+def ls(
+    database: options.Database = None,
+    app: options.App = None,
+    everyone: Annotated[
+        bool, typer.Option("--all", help="Also those that fell silent long ago; rows are kept for a day.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
     """List the worker processes: roles, load, and whether they get on."""
-    asyncio.run(_ls(app, database, as_json))
+    asyncio.run(_ls(app, database, everyone, as_json))
 
 
-async def _ls(app: str | None, database: str | None, as_json: bool) -> None:
+async def _ls(app: str | None, database: str | None, everyone: bool, as_json: bool) -> None:
     async with opened(locate(app, database).settings) as client:
-        found = await client.store.workers()
+        known = await client.store.workers()
+    found = [view for view in known if everyone or view.silent_s <= LONG_SILENT_S]
     if as_json:
         print_json([_document(view) for view in found])
         return
@@ -192,6 +201,8 @@ async def _ls(app: str | None, database: str | None, as_json: bool) -> None:
     print_table(
         columns, rows, empty="No worker process is listed; an embedded fleet is one process and lists none."
     )
+    if len(found) < len(known):
+        print_text(f"{len(known) - len(found)} more fell silent over ten minutes ago: --all")
 
 
 def _condition(view: Any) -> str:
