@@ -80,11 +80,6 @@ BODIES: dict[Wire, Any] = {
         "usage": {"input_tokens": 900, "output_tokens": 20},
     },
 }
-PROVIDERS: dict[Wire, Any] = {  # what a turn of the history is kept as
-    "chat_completions": {"role": "assistant", "content": None, "tool_calls": [CALL]},
-    "responses": {"output": [FUNCTION_CALL]},
-    "messages": {"role": "assistant", "content": [TOOL_USE]},
-}
 CLIENTS: dict[Wire, type[WireClient]] = {
     "chat_completions": OpenAIChatClient,
     "responses": OpenAIResponsesClient,
@@ -107,13 +102,27 @@ def _tools(count: int) -> tuple[ToolSpec, ...]:
     )
 
 
+def _provider(wire: Wire, order: str) -> dict[str, Any]:
+    """What a turn of the history is kept as: the arguments as models write them, strict ones with their nulls."""
+    left_out = {"customer_id": None, "reason": None, "note": None}
+    match wire:
+        case "chat_completions":
+            function = {"name": "tool_1", "arguments": f'{{"order_id": "{order}"}}'}
+            return {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": function}]}
+        case "responses":
+            arguments = orjson.dumps({"order_id": order, **left_out}).decode()
+            return {"output": [{**FUNCTION_CALL, "arguments": arguments}]}
+        case "messages":
+            return {"role": "assistant", "content": [{**TOOL_USE, "input": {"order_id": order, **left_out}}]}
+
+
 def _items(messages: int, wire: Wire) -> tuple[Item, ...]:
     """A conversation of that many messages: one of the user, then turns of a call and its result, and one more."""
     items: list[Item] = [UserItem("Where is my order A-1?")]
     while len(items) + 2 <= messages - 1:
-        wire_id = f"call_{len(items)}"
-        calls = (ItemCall(wire_id, wire_id, "tool_1", '{"order_id":"A-1"}'),)
-        items.append(AssistantItem(None, calls, wire=wire, provider=PROVIDERS[wire]))
+        wire_id, order = f"call_{len(items)}", f"A-{len(items)}"
+        calls = (ItemCall(wire_id, wire_id, "tool_1", f'{{"order_id":"{order}"}}'),)
+        items.append(AssistantItem(None, calls, wire=wire, provider=_provider(wire, order)))
         content = orjson.dumps(
             {"status": "success", "data": {"order": "A-1", "lines": ["x" * 40] * 10}}
         ).decode()

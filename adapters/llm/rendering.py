@@ -164,9 +164,11 @@ def sent_arguments(raw: Any, ours: str) -> str:
 def sent_value(given: Any, ours: str) -> Any:
     """The same for a wire that has arguments as a value: the provider's own, or ours."""
     try:
-        if isinstance(given, dict) and orjson.dumps(given, option=orjson.OPT_SORT_KEYS) == ours.encode():
-            return given
-    except TypeError:
+        if isinstance(given, dict):
+            text = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
+            if text == ours.encode() or (text == _sorted(ours) and not _LONG_NUMBER.search(ours)):
+                return given
+    except (TypeError, ValueError):
         pass  # an integer orjson does not write: compared as text below
     raw = dumps(given).decode() if isinstance(given, dict) else None
     return orjson.Fragment(sent_arguments(raw, ours))
@@ -178,6 +180,8 @@ def _sorted(text: str) -> bytes:
 
 def legal_name(name: str, profile: Profile) -> str:
     """A name a model made up, in the letters providers take back in a history (400 for others)."""
+    if _SAFE_ID.fullmatch(name) and len(name) <= profile.name_chars_max:
+        return name
     return _NOT_IN_NAMES.sub("_", name)[: profile.name_chars_max] or "unnamed"
 
 
@@ -187,24 +191,25 @@ def wire_ids(calls: Sequence[ItemCall], profile: Profile) -> dict[str, str]:
     Others come from another provider (an agent that changed its model); they are made over, the same every time, and
     stay distinct in their turn.
     """
+    if len(calls) == 1:  # nearly every turn of a long history
+        return {calls[0].wire_id: _made_over(calls[0].wire_id, profile)}
     taken: set[str] = set()
     ids: dict[str, str] = {}
     for call in calls:
-        wire_id = call.wire_id
-        match profile.call_ids:
-            case "any":
-                pass
-            case "safe" if not _SAFE_ID.fullmatch(wire_id):
-                wire_id = _NOT_IN_NAMES.sub("_", wire_id)[:40] + "_" + _digest(wire_id)[:9]
-            case "nine" if not _NINE.fullmatch(wire_id):
-                wire_id = _digest(wire_id)[:9]
-            case _:
-                pass
+        wire_id = _made_over(call.wire_id, profile)
         while wire_id in taken:
             wire_id = _digest(wire_id)[: len(wire_id)]
         taken.add(wire_id)
         ids[call.wire_id] = wire_id
     return ids
+
+
+def _made_over(wire_id: str, profile: Profile) -> str:
+    if profile.call_ids == "safe" and not _SAFE_ID.fullmatch(wire_id):
+        return _NOT_IN_NAMES.sub("_", wire_id)[:40] + "_" + _digest(wire_id)[:9]
+    if profile.call_ids == "nine" and not _NINE.fullmatch(wire_id):
+        return _digest(wire_id)[:9]
+    return wire_id
 
 
 def user_of(request: ModelRequest, profile: Profile) -> str | None:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.corpus.check_schemas import PROVIDERS, check_strict
+from toolfleet.adapters.llm.strict.codec import read_json, rewritten_json, write_json
 from toolfleet.adapters.llm.strict.profiles import strict_profile
 from toolfleet.adapters.llm.strict.rules import REFUSALS, rule_of
 from toolfleet.adapters.llm.strict.tool import StrictTool, strict_tool
@@ -190,3 +191,24 @@ def test_whatever_a_model_writes_the_way_back_raises_nothing(written: Any) -> No
 
         json.loads(tool.restore_text(text))
         tool.restore_text(json.dumps(written))
+
+
+TEXT_CHARS = st.characters(exclude_categories=["Cs"])
+PLAIN_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(TEXT_CHARS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(TEXT_CHARS), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(TEXT_CHARS), PLAIN_JSON, max_size=3), st.booleans())
+def test_the_fast_way_to_write_an_old_call_gives_the_same_bytes_as_the_exact_one(
+    arguments: dict[str, Any], escaped: bool
+) -> None:
+    text = json.dumps(arguments, ensure_ascii=escaped)
+    try:
+        exact = write_json(read_json(text))
+    except ValueError:  # a number no float holds
+        exact = text
+
+    assert rewritten_json(text, lambda value: value) == exact

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, Literal, Protocol
 
 import jsonschema_rs
+import orjson
 
 KEY: Final = "key"
 VALUE: Final = "value"
@@ -120,15 +122,19 @@ class Object:
         if not isinstance(value, dict):
             return value
         encoded: dict[str, Any] = {}
+        declared = 0
         for wire, known in self.properties.items():
             if known.name in value:
+                declared += 1
                 encoded[wire] = known.codec.encode(value[known.name])
             elif known.absent in ("null", "null_is_default"):
                 encoded[wire] = None
             elif known.absent == "marker":
                 encoded[wire] = dict(MARKER)
-        names = {known.name for known in self.properties.values()}
-        rest = {name: inner for name, inner in value.items() if name not in names}
+        rest: dict[str, Any] = {}
+        if declared < len(value):  # seldom: the names are not gathered for every call of a long history
+            names = {known.name for known in self.properties.values()}
+            rest = {name: inner for name, inner in value.items() if name not in names}
         if self.others is not None:
             encoded[self.others[0]] = Entries(self.others[1]).encode(rest)
         else:
@@ -336,7 +342,27 @@ def read_json(text: str) -> Any:
 
 def write_json(value: Any) -> str:
     """Compact JSON of the value, its keys in their order."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(value)
+
+
+def rewritten_json(text: str, step: Callable[[Any], Any]) -> str:
+    """`write_json(step(read_json(text)))` for the text of an object that has no key twice, such as stored arguments;
+    any other text, as it is.
+
+    Every call of a conversation comes through here at every turn. Texts without fractions, exponents and long
+    numbers, which two writers of JSON might write in two ways, take the fast one.
+    """
+    if _WRITTEN_OTHERWISE.search(text) is None:
+        try:
+            value = orjson.loads(text)
+            return orjson.dumps(step(value)).decode() if isinstance(value, dict) else text
+        except (ValueError, TypeError):
+            pass  # half a pair of surrogates, a token that is none: read exactly below
+    try:
+        value = read_json(text)
+    except ValueError:
+        return text
+    return write_json(step(value)) if isinstance(value, dict) else text
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -359,4 +385,6 @@ def _no_json(token: str) -> Any:
 
 
 _EXACT_MAX: Final = 2**53
+_WRITTEN_OTHERWISE: Final = re.compile(r"\d{16}|\d[.eE]")
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_json)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import jsonschema_rs
 
-from toolfleet.adapters.llm.strict.codec import SAME, Codec, NamedTwice, read_json, write_json
+from toolfleet.adapters.llm.strict.codec import SAME, Codec, NamedTwice, read_json, rewritten_json, write_json
 from toolfleet.adapters.llm.strict.convert import convert
 from toolfleet.adapters.llm.strict.limits import size_of
 from toolfleet.adapters.llm.strict.names import wire_name
@@ -72,13 +72,6 @@ class StrictTool:
 
     def restore_text(self, text: str) -> str:
         """The same for the text of a call. What is no JSON object, and what is the same anyway, stays as it is."""
-        return self._rewritten(text, self.codec.restore)
-
-    def encode_text(self, text: str) -> str:
-        """The way back of restore_text, for arguments that are stored."""
-        return self._rewritten(text, self.codec.encode)
-
-    def _rewritten(self, text: str, step: Any) -> str:
         if self.codec is SAME:
             return text
         try:
@@ -88,12 +81,16 @@ class StrictTool:
         if not isinstance(value, dict):
             return text
         try:
-            return write_json(step(value))
+            return write_json(self.codec.restore(value))
         except NamedTwice as exc:
             name = write_json(exc.name)
             return (
                 f"{{{name}:null,{name}:null}}"  # what it says; the strict reading of arguments refuses it so
             )
+
+    def encode_text(self, text: str) -> str:
+        """The way back of restore_text, for arguments that are stored: no key stands in them twice."""
+        return text if self.codec is SAME else rewritten_json(text, self.codec.encode)
 
 
 @dataclass(frozen=True, slots=True)
