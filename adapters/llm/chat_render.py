@@ -183,7 +183,7 @@ def _assistant(item: AssistantItem, ids: Mapping[str, str], profile: Profile, fo
     else:
         message = {"role": "assistant", "content": item.text}
         if item.calls:
-            message |= dict.fromkeys(profile.reasoning_demanded, "")
+            message |= dict.fromkeys(profile.reasoning_demanded, profile.reasoning_filler)
             message["tool_calls"] = [_ours(call, ids, profile, forms) for call in item.calls]
     if not item.calls and not message.get("content"):
         message["content"] = item.text or ""  # null is only taken beside calls
@@ -215,7 +215,7 @@ def _replayed(
     message.setdefault("content", None)
     if calls:
         for key in profile.reasoning_demanded:
-            message.setdefault(key, "")
+            message[key] = message.get(key) or profile.reasoning_filler
         given = provider.get("tool_calls")
         given = given if isinstance(given, list) and len(given) == len(calls) else [None] * len(calls)
         message["tool_calls"] = [

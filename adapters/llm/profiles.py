@@ -54,6 +54,7 @@ class Profile:
     reasoning_demanded: tuple[
         str, ...
     ] = ()  # of those, fields it misses (400) where a reply with calls has none
+    reasoning_filler: str = ""  # what stands in such a field where there is nothing to send back
     unsent: tuple[str, ...] = (
         "annotations",
         "audio",
@@ -210,11 +211,15 @@ OLLAMA: Final = Profile(
     output_schema=True,
     reasoning_sent=("reasoning",),
 )
+# It takes every tool_choice since 0.8.3 and parallel_tool_calls, and ignores `user`; what a reply thought is in
+# `reasoning` (older ones: `reasoning_content`).
 VLLM: Final = Profile(
     name="vllm",
     base_url="http://127.0.0.1:8000/v1",
-    source="docs.vllm.ai/en/latest/serving/openai_compatible_server",
-    checked="not looked up",
+    source="vllm d5dba2d (entrypoints/openai/chat_completion/protocol.py), docs.vllm.ai/en/v0.10.1.1/features/tool_calling",
+    checked="2026-11-30",
+    output_limit="max_completion_tokens",
+    user=None,
     output_schema=True,
     reasoning_sent=("reasoning_content", "reasoning"),
 )
@@ -251,58 +256,69 @@ XAI_RESPONSES: Final = Profile(
     output_schema=True,
     encrypted_reasoning=True,
 )
-# Thinking models lose their thread without the reasoning of earlier steps; ids look like functions.name:0.
+# While it thinks, it answers 400 to tool_choice required or a function, and to a reply with calls that comes back without
+# reasoning_content; empty counts as missing for some of its models. All of its kimi models refuse sampling. Ids of calls
+# look like functions.name:0.
 MOONSHOT: Final = Profile(
     name="moonshot",
     base_url="https://api.moonshot.ai/v1",
     hosts=("api.moonshot.ai", "api.moonshot.cn"),
     key_env="MOONSHOT_API_KEY",
-    source="platform.moonshot.ai/docs/guide/use-kimi-k2-thinking-model",
-    checked="not looked up",
+    source="platform.kimi.ai/docs/api/chat, github.com/vercel/ai 62c0e17 (packages/moonshotai), github.com/earendil-works/pi/issues/4251",
+    checked="2026-11-30",
+    output_limit="max_completion_tokens",
     user=None,
     parallel=False,
     tool_choices=("auto", "none"),
+    no_sampling_models=("kimi-",),
     reasoning_sent=("reasoning_content",),
+    reasoning_demanded=("reasoning_content",),
+    reasoning_filler=" ",
 )
+# `required` is not in its guide (auto, none or a function); answers by a JSON schema only some of its models know.
 ALIBABA: Final = Profile(
     name="alibaba",
     base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
     hosts=("dashscope.aliyuncs.com", "dashscope-intl.aliyuncs.com"),
     key_env="DASHSCOPE_API_KEY",
-    source="alibabacloud.com/help/en/model-studio/qwen-function-calling",
-    checked="not looked up",
+    source="alibabacloud.com/help/en/model-studio/qwen-function-calling (of 2026-06-18), github.com/vercel/ai f072b6b (packages/alibaba)",
+    checked="2026-11-30",
     user=None,
     tool_choices=("auto", "none", "function"),
 )
+# Its own client knows neither `user` nor parallel_tool_calls.
 TOGETHER: Final = Profile(
     name="together",
     base_url="https://api.together.xyz/v1",
     hosts=("api.together.xyz", "api.together.ai"),
     key_env="TOGETHER_API_KEY",
-    source="docs.together.ai/docs/openai-api-compatibility",
-    checked="not looked up",
+    source="github.com/togethercomputer/together-py 60558ba (types/chat/completion_create_params.py)",
+    checked="2026-11-30",
     user=None,
     parallel=False,
     output_schema=True,
     reasoning_sent=("reasoning",),
 )
+# Every tool_choice (`any` is its other word for required), parallel_tool_calls and `user`. What does not fit the context
+# window is answered shorter by default, not refused.
 FIREWORKS: Final = Profile(
     name="fireworks",
     base_url="https://api.fireworks.ai/inference/v1",
     hosts=("api.fireworks.ai",),
     key_env="FIREWORKS_API_KEY",
-    source="docs.fireworks.ai/guides/function-calling",
-    checked="not looked up",
+    source="github.com/fw-ai-external/python-sdk ffffdf4 (types/chat/completion_create_params.py)",
+    checked="2026-11-30",
     output_schema=True,
     reasoning_sent=("reasoning_content",),
 )
+# Its client knows every tool_choice, parallel_tool_calls and `user`; max_tokens is deprecated.
 CEREBRAS: Final = Profile(
     name="cerebras",
     base_url="https://api.cerebras.ai/v1",
     hosts=("api.cerebras.ai",),
     key_env="CEREBRAS_API_KEY",
-    source="inference-docs.cerebras.ai/api-reference/chat-completions",
-    checked="not looked up",
+    source="github.com/Cerebras/cerebras-cloud-sdk-python 68768b9 (types/chat/completion_create_params.py), inference-docs.cerebras.ai/api-reference/chat-completions",
+    checked="2026-11-30",
     output_limit="max_completion_tokens",
     output_schema=True,
     reasoning_sent=("reasoning",),

@@ -248,6 +248,30 @@ def test_an_empty_reasoning_goes_back_too_where_it_is_demanded() -> None:
     assert sent["reasoning_content"] == ""
 
 
+@pytest.mark.parametrize("thought", [None, ""])
+def test_a_server_that_takes_empty_for_missing_gets_a_blank_in_its_place(thought: str | None) -> None:
+    moonshot = PROFILES["moonshot"]
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": thought}
+    own = turn(reply_of(moonshot, {"choices": [{"message": said}]}))
+    foreign = AssistantItem(
+        None, (ItemCall("k", "c", "look", "{}"),), wire="messages", provider={"content": []}
+    )
+
+    for item in (own[0], foreign):
+        assert body(moonshot, UserItem("Go"), item)["messages"][2]["reasoning_content"] == " "
+
+
+def test_sampling_is_not_sent_to_models_that_refuse_it() -> None:
+    agent = AGENT.model_copy(update={"temperature": 0.5, "top_p": 0.9})
+
+    kimi = body(PROFILES["moonshot"], agent=agent.model_copy(update={"model": "moonshot:kimi-k2.6"}))
+    older = body(PROFILES["moonshot"], agent=agent.model_copy(update={"model": "moonshot:moonshot-v1-8k"}))
+
+    assert not {"temperature", "top_p"} & kimi.keys()
+    assert older["temperature"] == 0.5 and older["top_p"] == 0.9
+
+
 def test_arguments_go_back_as_they_were_written_unless_something_else_was_carried_out() -> None:
     def sent(raw: str, ours: str) -> str:
         call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": raw}}
@@ -326,7 +350,7 @@ def test_a_server_is_known_by_its_host_and_every_profile_says_where_it_is_from()
     assert profile_for("https://x.openai.azure.com/openai/v1").name == "azure"
     assert profile_for("https://evil-api.openai.com.example/v1") == GENERIC
     for profile in PROFILES.values():
-        assert profile is GENERIC or (profile.source and profile.checked)
+        assert profile is GENERIC or (profile.source and profile.checked != "not looked up")
 
 
 def test_a_chat_renderer_needs_no_profile() -> None:
