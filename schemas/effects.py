@@ -131,19 +131,6 @@ class StandingApproval:
 
 
 @dataclass(frozen=True, slots=True)
-class Approver:
-    """Somebody who may decide. Two tokens of one name are one person. Empty `tools` or `tenants` allow nothing."""
-
-    id: str
-    name: str
-    tenants: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
-    tiers: tuple[str, ...] = ()
-    created_at: float = 0.0
-    revoked_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Audit:
     """One decision about an approval, or one that was refused: by whom, about what, why."""
 

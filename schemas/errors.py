@@ -16,6 +16,8 @@
     ├── ModelError                 carries a ModelFault
     ├── FleetBusy                  another process holds this folder's fleet
     ├── UnsafeSettings             refused at start, with the reason
+    ├── KeyRefused                 the key is of nobody, expired, revoked, or not for this
+    ├── QuotaExceeded              a tenant uses all that it may; later, the same is accepted
     └── ToolError                  what a tool raises to say how it failed
         ├── BusinessError          ├── PermissionDenied
         ├── InvalidArguments       ├── Retryable
@@ -161,6 +163,27 @@ class FleetBusy(ToolfleetError):
 
 class UnsafeSettings(ToolfleetError):
     code = "unsafe_settings"
+
+
+class KeyRefused(ToolfleetError):
+    """`reason`: no_key, unknown_key, expired_key, revoked_key, wrong_scope, wrong_tenant, agent_not_allowed, …"""
+
+    code = "key_refused"
+
+    def __init__(self, message: str, *, reason: str, hint: str = "", **fields: Any) -> None:
+        super().__init__(message, hint=hint, reason=reason, **fields)
+        self.reason = reason
+
+
+class QuotaExceeded(ToolfleetError):
+    """`quota`: which of them; `retry_after_s`: when the same may be accepted."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, message: str, *, quota: str, retry_after_s: float, hint: str = "") -> None:
+        super().__init__(message, hint=hint, quota=quota, retry_after_s=retry_after_s)
+        self.quota = quota
+        self.retry_after_s = retry_after_s
 
 
 class ModelError(ToolfleetError):

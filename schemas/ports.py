@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from toolfleet.schemas.access import AccessStore
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import MergeItem
-from toolfleet.schemas.effects import Approver, Audit, StandingApproval
+from toolfleet.schemas.effects import Audit, StandingApproval
 from toolfleet.schemas.events import Event
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.model import ModelReply, ModelRequest, Usage
@@ -120,13 +121,14 @@ class Submission:
     publish: tuple[DueRow, ...]
 
 
-class RunStore(Protocol):
+class RunStore(AccessStore, Protocol):
     """The truth. Writes of many callers may share one transaction; each caller is answered after the commit."""
 
     async def submit(self, runs: Sequence[NewRun]) -> list[Submission]:
         """T1 for each run, one transaction. A known idempotency key (per tenant) answers with its run and writes
         nothing; with another request_hash it raises IdempotencyConflict. Unknown or unfinished previous run:
-        UnknownRun, RunNotFinished. A batch that has one bad run stores none."""
+        UnknownRun, RunNotFinished; more runs in flight than `in_flight_max` of a new one allows its tenant:
+        QuotaExceeded. A batch that has one bad run stores none."""
         ...
 
     async def transact(self, transitions: Sequence[Transition]) -> list[Applied]:
@@ -196,7 +198,13 @@ class RunStore(Protocol):
     async def run(self, run_id: RunId) -> RunView | None: ...
 
     async def runs(
-        self, *, limit: int, before: RunId | None = None, status: str | None = None, agent: str | None = None
+        self,
+        *,
+        limit: int,
+        before: RunId | None = None,
+        status: str | None = None,
+        agent: str | None = None,
+        tenant: str | None = None,
     ) -> list[RunView]:
         """Newest first; `before` is the cursor."""
         ...
@@ -269,16 +277,6 @@ class RunStore(Protocol):
         ...
 
     async def approval(self, approval_id: str) -> ApprovalView | None: ...
-
-    async def add_approver(self, approver: Approver, token_hash: str) -> None: ...
-
-    async def approver_of(self, token_hash: str) -> Approver | None:
-        """Whose token it is, unless it was revoked."""
-        ...
-
-    async def approvers(self) -> list[Approver]: ...
-
-    async def revoke_approver(self, approver_id: str) -> bool: ...
 
     async def add_standing(self, standing: StandingApproval) -> None: ...
 

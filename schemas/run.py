@@ -148,3 +148,4 @@ class NewRun:
     permissions: tuple[str, ...] = ()  # what that principal may do; tools name what they need
     effect_scope: str = ""  # what effect keys of this run begin with; empty: its id
     trace: dict[str, str] = field(default_factory=dict)
+    in_flight_max: int | None = None  # of its tenant, this one included; is not stored

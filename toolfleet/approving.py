@@ -1,12 +1,11 @@
 """Where people decide: approvals, effects nobody could tell of, and who may answer for them.
 
-An approver is a row with a name, and a token that is shown once and stored as its hash. Two tokens of one name are one
-person. What cannot be decided is refused with the reason, and written down as well as what was.
+An approver is whoever holds a key with the scope `approve` (access.py). Two keys of one name are one person. What cannot
+be decided is refused with the reason, and written down as well as what was.
 """
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from typing import Any, Final
 
 import orjson
 
-from toolfleet.schemas.effects import ApprovalStatus, Approver, Audit, StandingApproval
+from toolfleet.access import TOKEN_PREFIX_APPROVER, Access, hashed
+from toolfleet.schemas.access import ANY, Key, Scope
+from toolfleet.schemas.effects import ApprovalStatus, Audit, StandingApproval
 from toolfleet.schemas.errors import InputError, NotAllowed, UnknownApproval, UnknownEffect
 from toolfleet.schemas.events import ApprovalDecided, EffectResolved
 from toolfleet.schemas.ids import RunId
@@ -24,8 +25,6 @@ from toolfleet.schemas.tools import ToolSpec
 from toolfleet.schemas.views import ApprovalView, DueRow, EffectView
 from toolfleet.workers.decision.arguments import Valid, read_arguments
 
-ANY: Final = "*"  # of tools, tenants or tiers: all of them
-TOKEN_PREFIX: Final = "tfa_"  # so that a leaked one is found
 REASON_CHARS_MAX: Final = 2000
 REFUSALS: Final = {
     "unknown": "it is no question of this call any more",
@@ -136,29 +135,31 @@ class Approving:
             )
         return await self.approval(approval_id)
 
-    async def _entitled(self, view: ApprovalView, answer: str, token: str) -> Approver:
+    async def _entitled(self, view: ApprovalView, answer: str, token: str) -> Key:
         """Whose token it is, if they may decide this. A refusal is written down."""
-        who = await self.store.approver_of(_hash(token))
+        who = await self._approver(token)
         if who is None:
             await self._note(view, answer, "", "unknown_token")
             raise NotAllowed(
-                "this token is of no approver, or was revoked",
+                "this token is of no approver, or has expired or was revoked",
                 hint="toolfleet approvers ls",
                 reason="unknown_token",
             )
-        for what, wanted, allowed in (
-            ("tenant", view.tenant, who.tenants),
-            ("tool", view.tool, who.tools),
-            ("tier", view.approval.tier.value, who.tiers),
-        ):
-            if wanted not in allowed and ANY not in allowed:
-                await self._note(view, answer, who.name, f"not_this_{what}")
-                raise NotAllowed(
-                    f"{who.name} may not decide for {what} {wanted!r}",
-                    hint="Ask somebody whose approver row allows it: toolfleet approvers ls",
-                    reason=f"not_this_{what}",
-                )
+        asked = {"tenant": view.tenant, "tool": view.tool, "tier": view.approval.tier.value}
+        what = who.may_approve(**asked)
+        if what is not None:
+            await self._note(view, answer, who.name, f"not_this_{what}")
+            raise NotAllowed(
+                f"{who.name} may not decide for {what} {asked[what]!r}",
+                hint="Ask somebody whose approver row allows it: toolfleet approvers ls",
+                reason=f"not_this_{what}",
+            )
         return who
+
+    async def _approver(self, token: str) -> Key | None:
+        """Who holds that token, if it is one that may approve, and is in force."""
+        key = await self.store.key_of(hashed(token))
+        return key if key is not None and key.state == "active" and Scope.APPROVE in key.scopes else None
 
     async def _note(self, view: ApprovalView, action: str, by: str, reason: str) -> None:
         await self.store.add_audit(
@@ -223,10 +224,8 @@ class Approving:
         """T26: what somebody found out about an effect that waits for a human. `answer`: what the tool would have
         returned. Raises UnknownEffect, NotAllowed."""
         view = await self.effect(call_id)
-        who = await self.store.approver_of(_hash(token))
-        if who is None or not (
-            _among(view.tenant, who.tenants) and _among(view.tool, who.tools) and _among(view.tier, who.tiers)
-        ):
+        who = await self._approver(token)
+        if who is None or who.may_approve(tenant=view.tenant, tool=view.tool, tier=view.tier):
             reason = "unknown_token" if who is None else "not_allowed"
             audit = Audit(
                 action="resolve",
@@ -263,26 +262,23 @@ class Approving:
         tiers: Sequence[str] = (ANY,),
     ) -> str:
         """The token, which is not stored and never shown again."""
-        if not name.strip() or len(name) > 128:
-            raise InputError("an approver has a name of 1 to 128 characters", hint="approvers add NAME")
-        unknown = set(tiers) - {ANY, *(tier.value for tier in Tier)}
-        if unknown:
-            raise InputError(
-                f"there is no tier {', '.join(sorted(unknown))}", hint="low, medium, high, irreversible or *"
-            )
-        token = TOKEN_PREFIX + secrets.token_urlsafe(32)
-        approver = Approver(
-            f"apv_{secrets.token_hex(8)}", name.strip(), tuple(tenants), tuple(tools), tuple(tiers)
+        made = await Access(self.store).create(
+            name,
+            tenants=tenants,
+            scopes=(Scope.APPROVE,),
+            tools=tools,
+            tiers=tiers,
+            prefix=TOKEN_PREFIX_APPROVER,
         )
-        await self.store.add_approver(approver, _hash(token))
-        return token
+        return made.token
 
-    async def approvers(self) -> list[Approver]:
-        return await self.store.approvers()
+    async def approvers(self) -> list[Key]:
+        """Whoever holds a key that may approve, also one that was revoked."""
+        return [key for key in await self.store.keys() if Scope.APPROVE in key.scopes]
 
     async def revoke_approver(self, approver_id: str) -> None:
         """Its token is worth nothing from now on. Raises InputError for an unknown one."""
-        if not await self.store.revoke_approver(approver_id):
+        if not await self.store.revoke_key(approver_id):
             raise InputError(
                 f"there is no approver {approver_id!r} that could be revoked", hint="toolfleet approvers ls"
             )
@@ -298,10 +294,8 @@ class Approving:
                 "a standing approval names one tool and one tenant, and for how long it holds",
                 hint="valid_s=3600, tenant='default', arguments={'currency': 'EUR'}",
             )
-        who = await self.store.approver_of(_hash(token))
-        if who is None or not (
-            _among(tenant, who.tenants) and _among(tool, who.tools) and _among(Tier.HIGH, who.tiers)
-        ):
+        who = await self._approver(token)
+        if who is None or who.may_approve(tenant=tenant, tool=tool, tier=Tier.HIGH):
             raise NotAllowed(
                 "this token may not approve that", hint="toolfleet approvers ls", reason="not_allowed"
             )
@@ -317,12 +311,3 @@ class Approving:
         if self.publish is not None and applied.publish:
             await self.publish(applied.publish)
         return applied
-
-
-def _among(wanted: str, allowed: Sequence[str]) -> bool:
-    return wanted in allowed or ANY in allowed
-
-
-def _hash(token: str) -> str:
-    """Tokens are long and random, so a plain hash keeps them."""
-    return hashlib.sha256(token.encode()).hexdigest()

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from toolfleet import __version__
-from toolfleet.commands import agents, breakers, database, dead, deciding, exits, runs, tools
+from toolfleet.commands import agents, breakers, database, dead, deciding, exits, keys, runs, tools
 from toolfleet.commands.demo import demo
 from toolfleet.commands.doctor import doctor
 from toolfleet.commands.run import run
@@ -40,6 +40,8 @@ app.add_typer(tools.app, name="tools")
 app.add_typer(deciding.approvals, name="approvals")
 app.add_typer(deciding.approvers, name="approvers")
 app.add_typer(deciding.effects, name="effects")
+app.add_typer(keys.keys, name="keys")
+app.add_typer(keys.quotas, name="quotas")
 app.add_typer(breakers.app, name="breakers")
 app.add_typer(database.app, name="db")
 app.command()(doctor)

@@ -16,6 +16,7 @@ from toolfleet.adapters.telemetry import ids as trace_ids
 from toolfleet.adapters.telemetry.caller import trace_of_caller
 from toolfleet.adapters.telemetry.ids import Traceparent
 from toolfleet.definitions import unknown_agent
+from toolfleet.quotas import Quotas
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.control import INTENT
 from toolfleet.schemas.conversation import AssistantItem
@@ -50,7 +51,9 @@ _MAY_HAVE_HAPPENED = (CallOutcome.OK, CallOutcome.NEEDS_HUMAN)  # of a call with
 class RunRequest:
     """One request to an agent. `context` is for tools (injected, never shown to the model), `metadata` for you
     (`metadata["user"]` is sent to the provider as the end user's id), `trace` is the W3C trace context the run belongs
-    to (headers `traceparent`, `tracestate`; without one, a single submit takes that of the caller's current span)."""
+    to (headers `traceparent`, `tracestate`; without one, a single submit takes that of the caller's current span).
+    `principal`: whom the run acts for, `permissions`: what tools find that they may do; a run submitted over HTTP has
+    those of its key."""
 
     agent: str
     input: str
@@ -63,6 +66,16 @@ class RunRequest:
     lane: Lane | None = None
     tenant: str = "default"
     trace: Mapping[str, str] = field(default_factory=dict)
+    principal: str = ""
+    permissions: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A run that was accepted; `created` False: by an earlier request of the same key."""
+
+    run_id: str
+    created: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +136,7 @@ class Client:
         self._telemetry = telemetry
         self._agents: dict[str, AgentSpec] = {}
         self._finished = _Finished(store)
+        self._quotas = Quotas(store)
 
     def know(self, agents: Sequence[AgentSpec]) -> None:
         """Agents declared in this process: submit needs no reading for them."""
@@ -136,15 +150,26 @@ class Client:
     async def submit(self, requests: Sequence[RunRequest]) -> list[str]:
         """Accept runs, all of them or none; returns their ids in order. Once returned, an id is never lost.
 
-        Raises UnknownAgent, UnknownRun, RunNotFinished, IdempotencyConflict, TooLarge, InputError.
+        Raises UnknownAgent, UnknownRun, RunNotFinished, IdempotencyConflict, TooLarge, InputError, QuotaExceeded.
         """
+        return [one.run_id for one in await self.accept(requests)]
+
+    async def accept(
+        self, requests: Sequence[RunRequest], *, run_ids: Sequence[str] | None = None
+    ) -> list[Accepted]:
+        """As `submit`, and says which of them are new. `run_ids`: what the new ones are to be called; one that is there
+        already is the same run, if it is the same request."""
         if isinstance(requests, (str, bytes)) or not isinstance(requests, Sequence):
             raise InputError(
                 f"runs are asked for with a list of RunRequests, not with {type(requests).__name__}",
                 hint='submit_many([RunRequest("agent", "input")]).',
             )
         caller = trace_of_caller() if len(requests) == 1 else None  # a batch is not one trace
-        return await self._accepted([await self._new_run(request, caller) for request in requests])
+        new = [await self._new_run(request, caller) for request in requests]
+        if run_ids is not None:
+            named = zip(new, run_ids, strict=True)
+            new = [replace(one, run_id=RunId(id_), correlation_id=id_) for one, id_ in named]
+        return await self._accepted(new)
 
     async def retry(
         self, run_id: str, *, idempotency_key: str | None = None, repeat_effects: bool = False
@@ -180,20 +205,23 @@ class Client:
             deadline_s=None if state.deadline_at is None else state.deadline_at - info.created_at,
             lane=state.lane,
             tenant=info.tenant,
+            principal=info.principal,
+            permissions=info.permissions,
         )
         new = await self._new_run(request, trace_of_caller())
-        (new_id,) = await self._accepted(
+        (accepted,) = await self._accepted(
             [replace(new, retry_of=info.run_id, correlation_id=info.correlation_id)]
         )
-        return new_id
+        return accepted.run_id
 
-    async def _accepted(self, new: Sequence[NewRun]) -> list[str]:
+    async def _accepted(self, new: Sequence[NewRun]) -> list[Accepted]:
+        new = await self._quotas.admitted(new)
         with self._telemetry.submitting(new) as watch:
             submitted = await self.store.submit(watch.runs)
             watch.ended(submitted)
         if self._publish is not None:
             await self._publish([row for one in submitted for row in one.publish])
-        return [one.run_id for one in submitted]
+        return [Accepted(one.run_id, one.created) for one in submitted]
 
     async def _effects_of(self, view: RunView) -> tuple[str, ...]:
         """`tool (outcome)` of each call with an effect that happened or may have. An unknown agent: any call may."""
@@ -316,6 +344,8 @@ class Client:
             deadline_s=request.deadline_s,
             reserve_usd=0.0 if self._reserve_usd is None else self._reserve_usd(agent, size),
             trace={} if trace is None else trace.headers(),
+            principal=request.principal,
+            permissions=tuple(request.permissions),
         )
 
     async def _agent(self, name: str) -> AgentSpec:
@@ -441,6 +471,12 @@ def _check(request: RunRequest) -> None:
         raise InputError(f"no lane is called {request.lane!r}", hint=f"Lanes: {', '.join(Lane)}.")
     if request.limits is not None and not isinstance(request.limits, Limits):
         raise InputError("limits must be a Limits object", hint="Write limits=Limits(turns_max=3).")
+    if not isinstance(request.principal, str) or len(request.principal) > NAME_CHARS_MAX["tenant"]:
+        raise InputError(
+            "principal must be a text of 128 characters at most", hint="Say whom the run acts for."
+        )
+    if isinstance(request.permissions, str) or not all(isinstance(one, str) for one in request.permissions):
+        raise InputError("permissions must be a list of texts", hint='permissions=["refunds:write"].')
     _check_deadline(request.deadline_s)
     _check_context(request.context)
 

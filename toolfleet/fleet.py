@@ -33,6 +33,7 @@ from toolfleet.schemas.tools import Runner, Strict
 if TYPE_CHECKING:
     from celery import Celery
 
+    from toolfleet.access import Access
     from toolfleet.app import EmbeddedFleet
     from toolfleet.approving import Approving
     from toolfleet.client import CancelAck, Client, RunResult
@@ -359,6 +360,12 @@ class Fleet:
 
         client = self.client()
         return Approving(client.store, client.publish_due)
+
+    def access(self) -> Access:
+        """All about keys and quotas of tenants, for asynchronous use."""
+        from toolfleet.access import Access
+
+        return Access(self.client().store)
 
     async def submit_async(self, agent: str, input: str, **options: Any) -> str:
         from toolfleet.client import RunRequest

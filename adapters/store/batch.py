@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, select
 
-from toolfleet.adapters.store import ledger_rows, rules
+from toolfleet.adapters.store import access_rows, ledger_rows, rules
 from toolfleet.adapters.store.apply import Writes
 from toolfleet.adapters.store.dialect import members
 from toolfleet.adapters.store.load import Loaded, load
@@ -46,6 +46,7 @@ class Batch:
         loaded = load(connection, asked, lock=True)
         writes = Writes(self.machine, self.time(connection))  # after the locks: R4
         by_id, by_key = self._known(connection, jobs)
+        in_flight = _in_flight(connection, jobs)
         outcomes: list[Any] = []
         for job in jobs:
             if isinstance(job.payload, Transition):
@@ -56,7 +57,7 @@ class Batch:
                     asked_for = Transition(asked_for.run_id, event)
                 outcomes.append(self._transition(writes, asked_for, found))
             else:
-                outcomes.append(self._submit(writes, job.payload, by_id, by_key))
+                outcomes.append(self._submit(writes, job.payload, by_id, by_key, in_flight))
         writes.flush(connection)
         return outcomes
 
@@ -82,10 +83,13 @@ class Batch:
         new_runs: Sequence[NewRun],
         by_id: dict[RunId, Known],
         by_key: dict[tuple[str, str], Known],
+        in_flight: dict[str, int],
     ) -> list[Submission] | Exception:
         """T1 for all of them, or the reason why for none. Runs that are made are known to the jobs after."""
         try:
             answers = rules.admit(new_runs, by_id, by_key)
+            fresh = [new for new, known in zip(new_runs, answers, strict=True) if known is None]
+            rules.refuse_too_many(fresh, in_flight)
             steps = [self.machine.reduce(None, Submitted(new), writes.now) for new in new_runs]
         except Exception as exc:  # noqa: BLE001 - its caller's, as above
             return exc
@@ -95,6 +99,7 @@ class Batch:
                 submissions.append(Submission(known.run_id, False, ()))
                 continue
             writes.add_new(new, step)
+            in_flight[new.tenant] = in_flight.get(new.tenant, 0) + 1
             made = Known(new.run_id, new.tenant, step.state.status, new.request_hash)
             by_id[new.run_id] = made
             if new.idempotency_key is not None:
@@ -124,3 +129,10 @@ class Batch:
                 known = Known(RunId(row.id), row.tenant, row.status, row.request_hash)
                 by_key[row.tenant, row.idempotency_key] = known
         return by_id, by_key
+
+
+def _in_flight(connection: Connection, jobs: Sequence[Job]) -> dict[str, int]:
+    """Of the tenants with a limit, for whom this transaction submits; nothing is asked for the others."""
+    new_runs = [new for job in jobs if isinstance(job.payload, tuple) for new in job.payload]
+    limited = {new.tenant for new in new_runs if new.in_flight_max is not None}
+    return access_rows.in_flight(connection, sorted(limited)) if limited else {}

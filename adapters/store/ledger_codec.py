@@ -10,7 +10,6 @@ from toolfleet.adapters.store.codec import Row, dump
 from toolfleet.schemas.effects import (
     Approval,
     ApprovalStatus,
-    Approver,
     Audit,
     EffectState,
     Entry,
@@ -158,31 +157,6 @@ def approval_view(row: Row) -> ApprovalView:
         tenant=row["tenant"],
         tool=row["tool"],
         arguments=row["arguments"],
-    )
-
-
-def approver_values(approver: Approver, token_hash: str, now: float) -> dict[str, Any]:
-    scopes = {"tenants": approver.tenants, "tools": approver.tools, "tiers": approver.tiers}
-    return {
-        "id": approver.id,
-        "name": approver.name,
-        "token_hash": token_hash,
-        "scopes": dump(scopes),
-        "created_at": now,
-        "revoked_at": None,
-    }
-
-
-def approver(row: Row) -> Approver:
-    scopes = orjson.loads(row["scopes"])
-    return Approver(
-        id=row["id"],
-        name=row["name"],
-        tenants=tuple(scopes["tenants"]),
-        tools=tuple(scopes["tools"]),
-        tiers=tuple(scopes["tiers"]),
-        created_at=row["created_at"],
-        revoked_at=row["revoked_at"],
     )
 
 

@@ -12,7 +12,6 @@ from toolfleet.adapters.store import codec, ledger_codec
 from toolfleet.adapters.store.dialect import members
 from toolfleet.adapters.store.tables import (
     approvals,
-    approvers,
     audit,
     calls,
     commands,
@@ -24,7 +23,6 @@ from toolfleet.adapters.store.tables import (
 from toolfleet.schemas.effects import (
     HOLDING,
     ApprovalStatus,
-    Approver,
     Audit,
     EffectState,
     Holder,
@@ -77,14 +75,6 @@ _VIEWS: Final = select(effects, calls.c.arguments, calls.c.timeout_s).join(
     (calls.c.run_id == effects.c.run_id)
     & (calls.c.turn == effects.c.turn)
     & (calls.c.call_id == effects.c.call_id),
-)
-APPROVER: Final = select(approvers).where(
-    approvers.c.token_hash == bindparam("token_hash"), approvers.c.revoked_at.is_(None)
-)
-REVOKE: Final = (
-    update(approvers)
-    .where(approvers.c.id == bindparam("key_id"), approvers.c.revoked_at.is_(None))
-    .values(revoked_at=bindparam("now"))
 )
 STANDING: Final = (
     select(standing_approvals)
@@ -195,24 +185,6 @@ def approval_views(
 def approval_view(connection: Connection, approval_id: str) -> ApprovalView | None:
     row = connection.execute(select(approvals).where(approvals.c.id == approval_id)).mappings().one_or_none()
     return None if row is None else ledger_codec.approval_view(row)
-
-
-def add_approver(connection: Connection, approver: Approver, token_hash: str, now: float) -> None:
-    connection.execute(insert(approvers), ledger_codec.approver_values(approver, token_hash, now))
-
-
-def approver_of(connection: Connection, token_hash: str) -> Approver | None:
-    row = connection.execute(APPROVER, {"token_hash": token_hash}).mappings().one_or_none()
-    return None if row is None else ledger_codec.approver(row)
-
-
-def all_approvers(connection: Connection) -> list[Approver]:
-    rows = connection.execute(select(approvers).order_by(approvers.c.created_at, approvers.c.id)).mappings()
-    return [ledger_codec.approver(row) for row in rows]
-
-
-def revoke_approver(connection: Connection, approver_id: str, now: float) -> bool:
-    return connection.execute(REVOKE, {"key_id": approver_id, "now": now}).rowcount == 1
 
 
 def add_standing(connection: Connection, standing: StandingApproval, now: float) -> None:

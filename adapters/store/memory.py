@@ -14,12 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from toolfleet.adapters.store import rules
+from toolfleet.adapters.store.memory_access import MemoryAccess
 from toolfleet.adapters.store.memory_ledger import MemoryLedger
 from toolfleet.adapters.store.memory_run import MemoryRun
 from toolfleet.adapters.store.rules import Known
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.commands import CommandRow
-from toolfleet.schemas.effects import Approver, Audit, StandingApproval
+from toolfleet.schemas.effects import Audit, StandingApproval
 from toolfleet.schemas.events import Submitted
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.limits import WAITING_MARGIN_S, WORKER_FORGOTTEN_S
@@ -52,7 +53,7 @@ def _nothing(transitions: Sequence[Transition]) -> None:
     """The hook of a store that does not fail."""
 
 
-class MemoryStore:
+class MemoryStore(MemoryAccess):
     """RunStore in memory. `time_source`: seconds since the epoch."""
 
     def __init__(self, machine: Machine, *, time_source: Callable[[], float]) -> None:
@@ -61,6 +62,7 @@ class MemoryStore:
         self._machine = machine
         self._now = time_source
         self._runs: dict[RunId, MemoryRun] = {}
+        MemoryAccess.__init__(self, self._runs, time_source)
         self.ledger = MemoryLedger(self._runs)
         self._run_of: dict[str, RunId] = {}  # by command id
         self._written_at: dict[str, float] = {}  # by row
@@ -84,6 +86,9 @@ class MemoryStore:
         keys = {(new.tenant, new.idempotency_key) for new in runs}
         by_key = {key: self._known(run_id) for key, run_id in self._keys.items() if key in keys}
         answers = rules.admit(runs, by_id, by_key)
+        fresh = [new for new, known in zip(runs, answers, strict=True) if known is None]
+        limited = {new.tenant for new in fresh if new.in_flight_max is not None}
+        rules.refuse_too_many(fresh, self.in_flight(limited) if limited else {})
         made: list[MemoryRun] = []
         submissions: list[Submission] = []
         for new, known in zip(runs, answers, strict=True):
@@ -319,7 +324,13 @@ class MemoryStore:
         return None if run is None else RunView(run.info(), _sorted_rows(run.state))
 
     async def runs(
-        self, *, limit: int, before: RunId | None = None, status: str | None = None, agent: str | None = None
+        self,
+        *,
+        limit: int,
+        before: RunId | None = None,
+        status: str | None = None,
+        agent: str | None = None,
+        tenant: str | None = None,
     ) -> list[RunView]:
         chosen = [
             run
@@ -327,6 +338,7 @@ class MemoryStore:
             if (before is None or run_id < before)
             and (status is None or run.state.status == status)
             and (agent is None or run.new.agent == agent)
+            and (tenant is None or run.new.tenant == tenant)
         ]
         return [RunView(run.info(), _sorted_rows(run.state)) for run in chosen[:limit]]
 
@@ -431,18 +443,6 @@ class MemoryStore:
 
     async def approval(self, approval_id: str) -> ApprovalView | None:
         return self.ledger.approval(approval_id)
-
-    async def add_approver(self, approver: Approver, token_hash: str) -> None:
-        self.ledger.add_approver(approver, token_hash, self._now())
-
-    async def approver_of(self, token_hash: str) -> Approver | None:
-        return self.ledger.approver_of(token_hash)
-
-    async def approvers(self) -> list[Approver]:
-        return self.ledger.approvers()
-
-    async def revoke_approver(self, approver_id: str) -> bool:
-        return self.ledger.revoke(approver_id, self._now())
 
     async def add_standing(self, standing: StandingApproval) -> None:
         self.ledger.add_standing(standing, self._now())

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from toolfleet.adapters.store.memory_run import MemoryRun
-from toolfleet.schemas.effects import HOLDING, Approver, Audit, Holder, StandingApproval
+from toolfleet.schemas.effects import HOLDING, Audit, Holder, StandingApproval
 from toolfleet.schemas.events import EffectClaimed, EffectEnded, EffectResolved, Event
 from toolfleet.schemas.ids import CommandId, RunId
 from toolfleet.schemas.run import RunState
@@ -18,7 +18,6 @@ class MemoryLedger:
 
     def __init__(self, runs: dict[RunId, MemoryRun]) -> None:
         self._runs = runs
-        self._approvers: dict[str, tuple[Approver, str]] = {}  # with the hash of the token
         self._standing: dict[str, StandingApproval] = {}
         self._audits: list[Audit] = []
 
@@ -106,23 +105,6 @@ class MemoryLedger:
 
     def approval(self, approval_id: str) -> ApprovalView | None:
         return next((view for view in self._approvals() if view.approval.id == approval_id), None)
-
-    def add_approver(self, approver: Approver, token_hash: str, now: float) -> None:
-        self._approvers[approver.id] = (replace(approver, created_at=now), token_hash)
-
-    def approver_of(self, token_hash: str) -> Approver | None:
-        found = (one for one, known in self._approvers.values() if known == token_hash)
-        return next((one for one in found if one.revoked_at is None), None)
-
-    def approvers(self) -> list[Approver]:
-        return [one for one, _ in self._approvers.values()]
-
-    def revoke(self, approver_id: str, now: float) -> bool:
-        found = self._approvers.get(approver_id)
-        if found is None or found[0].revoked_at is not None:
-            return False
-        self._approvers[approver_id] = (replace(found[0], revoked_at=now), found[1])
-        return True
 
     def add_standing(self, standing: StandingApproval, now: float) -> None:
         self._standing[standing.id] = replace(standing, created_at=now)

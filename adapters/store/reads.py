@@ -230,10 +230,16 @@ def run_views(connection: Connection, run_ids: Sequence[RunId]) -> list[RunView]
 
 
 def newest_runs(
-    connection: Connection, *, limit: int, before: RunId | None, status: str | None, agent: str | None
+    connection: Connection,
+    *,
+    limit: int,
+    before: RunId | None,
+    status: str | None,
+    agent: str | None,
+    tenant: str | None,
 ) -> list[RunView]:
     statement = RUN_IDS
-    for column, value in ((runs.c.status, status), (runs.c.agent, agent)):
+    for column, value in ((runs.c.tenant, tenant), (runs.c.status, status), (runs.c.agent, agent)):
         if value is not None:
             statement = statement.where(column == value)
     if before is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.envelopes import with_notice
-from toolfleet.schemas.errors import IdempotencyConflict, RunNotFinished, UnknownRun
+from toolfleet.schemas.errors import IdempotencyConflict, QuotaExceeded, RunNotFinished, UnknownRun
 from toolfleet.schemas.ids import RunId
 from toolfleet.schemas.limits import LOST_BACKOFF_MAX, UNSENT_AFTER_S
 from toolfleet.schemas.outcomes import TERMINAL_STATUSES, ReasonCode, RunStatus, TurnPhase
@@ -202,6 +202,25 @@ def admit(runs: Sequence[NewRun], by_id: Mapping[RunId, Known], by_key: Keys) ->
                 keys[key] = fresh
         answers.append(known)
     return answers
+
+
+IN_FLIGHT_RETRY_S = 5.0  # when a run may have ended; nobody knows
+
+
+def refuse_too_many(fresh: Sequence[NewRun], in_flight: Mapping[str, int]) -> None:
+    """Raises QuotaExceeded where new runs would be more in flight than their tenant may have. `in_flight`: those that
+    are, by tenant."""
+    counts = dict(in_flight)
+    for new in fresh:
+        counts[new.tenant] = counts.get(new.tenant, 0) + 1
+        if new.in_flight_max is not None and counts[new.tenant] > new.in_flight_max:
+            raise QuotaExceeded(
+                f"tenant {new.tenant!r} may have {new.in_flight_max} runs in flight, and has "
+                f"{in_flight.get(new.tenant, 0)} (with {len(fresh)} asked for)",
+                hint="Submit it again when runs have ended, or ask for fewer at a time.",
+                quota="runs_in_flight",
+                retry_after_s=IN_FLIGHT_RETRY_S,
+            )
 
 
 def _check_previous(new: NewRun, by_id: Mapping[RunId, Known]) -> None:

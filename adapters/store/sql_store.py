@@ -17,16 +17,25 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 
+from toolfleet.adapters.store import (
+    access_rows,
+    cached_results,
+    fleet_rows,
+    ledger_rows,
+    migrate,
+    reads,
+    relay,
+)
 from toolfleet.adapters.store import agents as agent_rows
-from toolfleet.adapters.store import cached_results, fleet_rows, ledger_rows, migrate, reads, relay
 from toolfleet.adapters.store import dead as dead_rows
 from toolfleet.adapters.store.batch import Batch
 from toolfleet.adapters.store.dialect import READING
 from toolfleet.adapters.store.engine import READERS, open_engine, translated
 from toolfleet.adapters.store.load import database_time
 from toolfleet.adapters.store.writer import Job, Writer
+from toolfleet.schemas.access import Key, Quota, Replay, TenantUse
 from toolfleet.schemas.agents import AgentSpec
-from toolfleet.schemas.effects import Approver, Audit, StandingApproval
+from toolfleet.schemas.effects import Audit, StandingApproval
 from toolfleet.schemas.errors import StoreUnavailable
 from toolfleet.schemas.events import EffectClaimed
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
@@ -187,9 +196,17 @@ class SqlStore:
         return found[0] if found else None
 
     async def runs(
-        self, *, limit: int, before: RunId | None = None, status: str | None = None, agent: str | None = None
+        self,
+        *,
+        limit: int,
+        before: RunId | None = None,
+        status: str | None = None,
+        agent: str | None = None,
+        tenant: str | None = None,
     ) -> list[RunView]:
-        return await self._read(reads.newest_runs, limit=limit, before=before, status=status, agent=agent)
+        return await self._read(
+            reads.newest_runs, limit=limit, before=before, status=status, agent=agent, tenant=tenant
+        )
 
     async def items(self, run_id: RunId) -> list[StoredItem]:
         return await self._read(reads.stored_items, run_id)
@@ -267,24 +284,6 @@ class SqlStore:
     async def approval(self, approval_id: str) -> ApprovalView | None:
         return await self._read(ledger_rows.approval_view, approval_id)
 
-    async def add_approver(self, approver: Approver, token_hash: str) -> None:
-        await self._write(
-            lambda connection: ledger_rows.add_approver(
-                connection, approver, token_hash, self._time(connection)
-            )
-        )
-
-    async def approver_of(self, token_hash: str) -> Approver | None:
-        return await self._read(ledger_rows.approver_of, token_hash)
-
-    async def approvers(self) -> list[Approver]:
-        return await self._read(ledger_rows.all_approvers)
-
-    async def revoke_approver(self, approver_id: str) -> bool:
-        return await self._write(
-            lambda connection: ledger_rows.revoke_approver(connection, approver_id, self._time(connection))
-        )
-
     async def add_standing(self, standing: StandingApproval) -> None:
         await self._write(
             lambda connection: ledger_rows.add_standing(connection, standing, self._time(connection))
@@ -303,6 +302,61 @@ class SqlStore:
 
     async def audits(self, *, limit: int, call_id: str | None = None) -> list[Audit]:
         return await self._read(ledger_rows.audits, limit=limit, call_id=call_id)
+
+    # -- who may do what -----------------------------------------------------------------------------------------------
+
+    async def add_key(self, key: Key, token_hash: str) -> None:
+        await self._write(
+            lambda connection: access_rows.add_key(connection, key, token_hash, self._time(connection))
+        )
+
+    async def key_of(self, token_hash: str) -> Key | None:
+        return await self._read_now(access_rows.key_of, token_hash)
+
+    async def keys(self, *, tenant: str | None = None) -> list[Key]:
+        return await self._read_now(access_rows.all_keys, tenant)
+
+    async def revoke_key(self, key_id: str) -> bool:
+        return await self._write(
+            lambda connection: access_rows.revoke_key(connection, key_id, self._time(connection))
+        )
+
+    async def rotate_key(self, key_id: str, new: Key, token_hash: str, *, overlap_s: float) -> bool:
+        return await self._write(
+            lambda connection: access_rows.rotate_key(
+                connection, key_id, new, token_hash, overlap_s, self._time(connection)
+            )
+        )
+
+    async def quota(self, tenant: str) -> Quota | None:
+        return await self._read(access_rows.quota, tenant)
+
+    async def quotas(self) -> list[Quota]:
+        return await self._read(access_rows.all_quotas)
+
+    async def set_quota(self, quota: Quota) -> None:
+        await self._write(lambda connection: access_rows.set_quota(connection, quota, self._time(connection)))
+
+    async def tenant_use(self, tenant: str) -> TenantUse:
+        return await self._read_now(access_rows.tenant_use, tenant)
+
+    async def begin_replay(
+        self, tenant: str, route: str, key: str, replay: Replay, *, keep_s: float, stale_s: float
+    ) -> Replay | None:
+        name = {"tenant": tenant, "route": route, "key": key}
+        return await self._write(
+            lambda connection: access_rows.begin_replay(
+                connection, self._time(connection), name, replay, keep_s, stale_s
+            )
+        )
+
+    async def end_replay(self, tenant: str, route: str, key: str, status: int, body: str) -> None:
+        name = {"tenant": tenant, "route": route, "key": key}
+        await self._write(lambda connection: access_rows.end_replay(connection, name, status, body))
+
+    async def drop_replay(self, tenant: str, route: str, key: str) -> None:
+        name = {"tenant": tenant, "route": route, "key": key}
+        await self._write(lambda connection: access_rows.drop_replay(connection, name))
 
     # -- dead letters --------------------------------------------------------------------------------------------------
 

@@ -110,6 +110,13 @@ runs = Table(
     ),
     Index("ix_runs_status", "status", "id"),
     Index("ix_runs_agent", "agent", "id"),
+    Index("ix_runs_tenant", "tenant", "id"),
+    Index(
+        "ix_runs_in_flight",
+        "tenant",
+        sqlite_where=text("finished_at IS NULL"),
+        postgresql_where=text("finished_at IS NULL"),
+    ),
 )
 
 run_inputs = Table(
@@ -267,6 +274,7 @@ usage = Table(
     _real("at"),
     Column("closed_at", Double),
     Index("ix_usage_run", "run_id"),
+    Index("ix_usage_tenant", "tenant", "at"),
 )
 
 steps = Table(
@@ -423,16 +431,47 @@ approvals = Table(
     Index("ix_approvals_status", "status", "requested_at"),
 )
 
-approvers = Table(
+# Every identity. The table is older than most of them, and programs of the release before still read it: to them a key
+# that may not approve is an approver who may decide about nothing.
+keys = Table(
     "approvers",
     metadata,
     Column("id", Text, primary_key=True),
     _text("name"),
     _text("token_hash"),
-    _text("scopes"),  # JSON: tenants, tools, tiers
+    _text("scopes"),  # JSON: scopes, tenants, agents, tools, tiers, permissions
     _real("created_at"),
     Column("revoked_at", Double),
+    _empty("shown"),
+    Column("expires_at", Double),
+    Column("replaces", Text),
     Index("ix_approvers_token", "token_hash", unique=True),
+)
+
+quotas = Table(
+    "quotas",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("runs_in_flight_max", Integer),
+    Column("requests_per_minute_max", Integer),
+    Column("cost_usd_per_day_max", Double),
+    _real("changed_at"),
+)
+
+# Requests that carry a key of their sender, so that one sent again gets the answer of the first.
+replays = Table(
+    "replays",
+    metadata,
+    _text("tenant"),
+    _text("route"),
+    _text("key"),
+    _text("request_hash"),
+    Column("status", Integer),  # of the answer; none while it is being worked on
+    Column("body", Text),
+    Column("run_id", Text),
+    _real("at"),
+    PrimaryKeyConstraint("tenant", "route", "key"),
+    Index("ix_replays_at", "at"),
 )
 
 standing_approvals = Table(

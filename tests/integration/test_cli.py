@@ -783,3 +783,70 @@ def on_a_terminal(toolfleet: Folder, *arguments: str, **environment: str) -> str
         process.kill()
         os.close(master)
     return written.decode()
+
+
+# -- keys and quotas ---------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_made_rotated_and_revoked_and_no_token_is_shown_twice(used: Folder) -> None:
+    made = used.here(
+        *("keys", "create", "svc", "--tenant", "acme", "--scope", "submit", "--agent", "desk"),
+        *("--permission", "refunds:write", "--expires", "30d", "--json"),
+    ).document
+    plain = used.here("keys", "create", "ops", "--tenant", "*", "--scope", "admin", "--scope", "read")
+    renewed = used.here("keys", "rotate", made["id"], "--overlap", "1h", "--json").document
+    used.here("approvers", "add", "ann")
+
+    listed = used.here("keys", "ls", "--json").document["keys"]
+    assert [one["name"] for one in listed] == ["svc", "ops", "svc", "ann"]
+    assert (listed[0]["scopes"], listed[0]["agents"], listed[0]["permissions"]) == (
+        ["submit"],
+        ["desk"],
+        ["refunds:write"],
+    )
+    assert renewed["replaces"] == made["id"] and listed[0]["expires_at"] < listed[2]["expires_at"]
+    assert listed[3]["scopes"] == ["approve"]
+    everything = json.dumps(listed) + used.here("keys", "ls").out
+    tokens = [made["token"], renewed["token"], plain.out.strip()]
+    assert all(token.startswith("tfk_") and token not in everything for token in tokens)
+    assert "shown this once" in plain.err
+    assert used.here("keys", "revoke", made["id"], "--json").document["revoked"]
+    assert [
+        one["state"] for one in used.here("keys", "ls", "--tenant", "acme", "--json").document["keys"]
+    ] == [
+        "revoked",
+        "active",
+        "active",
+        "active",
+    ]
+
+
+def test_a_key_or_a_quota_that_cannot_be_is_an_error_with_what_to_do(used: Folder) -> None:
+    for arguments, said in (
+        (("keys", "create", "svc", "--scope", "root"), "Scopes: submit, read, approve, admin"),
+        (("keys", "create", "svc", "--expires", "soon"), "30m, 12h or 90d"),
+        (("keys", "rotate", "key_9"), "no such key"),
+        (("keys", "revoke", "key_9"), "toolfleet keys ls"),
+        (("quotas", "set", " "), "a tenant has a name"),
+    ):
+        refused = used.here(*arguments)
+        assert refused.code == 2 and said in refused.err, arguments
+
+
+def test_quotas_hold_for_the_command_line_too(used: Folder) -> None:
+    assert used.here("quotas", "set", "default", "--cost-usd-per-day", "0").code == 0
+    assert used.here("quotas", "ls", "--json").document["quotas"] == [
+        {
+            "tenant": "default",
+            "runs_in_flight_max": None,
+            "requests_per_minute_max": None,
+            "cost_usd_per_day_max": 0.0,
+            "runs_in_flight": 0,
+            "cost_usd_today": 0.0,
+        }
+    ]
+
+    refused = used.here("run", "desk", "weather", "-A", "app:fleet", "--json")
+
+    assert (refused.code, refused.error["code"]) == (5, "quota_exceeded")
+    assert "midnight" in refused.error["hint"]

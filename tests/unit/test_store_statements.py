@@ -12,7 +12,18 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.sql.base import Executable as AnyExecutable
 from sqlalchemy.sql.elements import ClauseElement
 
-from toolfleet.adapters.store import agents, apply, batch, codec, dead, fleet_rows, load, reads, relay
+from toolfleet.adapters.store import (
+    access_rows,
+    agents,
+    apply,
+    batch,
+    codec,
+    dead,
+    fleet_rows,
+    load,
+    reads,
+    relay,
+)
 from toolfleet.schemas.conversation import (
     AssistantItem,
     Item,
@@ -26,7 +37,7 @@ from toolfleet.schemas.outcomes import CallOutcome
 
 POSTGRESQL = make_url("postgresql+psycopg://").get_dialect()()
 SQLITE = make_url("sqlite://").get_dialect()()
-MODULES = (agents, apply, batch, dead, fleet_rows, load, reads, relay)
+MODULES = (access_rows, agents, apply, batch, dead, fleet_rows, load, reads, relay)
 
 
 def _statements(module: ModuleType) -> dict[str, Executable]:

@@ -25,7 +25,7 @@ from toolfleet.commands.terminal import (
 
 if TYPE_CHECKING:
     from toolfleet.approving import Approving
-    from toolfleet.schemas.effects import Approver
+    from toolfleet.schemas.access import Key
     from toolfleet.schemas.views import ApprovalView, EffectView
     from toolfleet.settings import Settings
 
@@ -354,13 +354,13 @@ def _question(view: ApprovalView) -> list[str]:
     ]
 
 
-def _person(one: Approver) -> list[str]:
-    state = "active" if one.revoked_at is None else f"revoked {moment(one.revoked_at)}"
+def _person(one: Key) -> list[str]:
+    state = one.state if one.revoked_at is None else f"revoked {moment(one.revoked_at)}"
     scopes = [cut(", ".join(scope), 40) for scope in (one.tenants, one.tools, one.tiers)]
     return [one.id, printable(one.name), *scopes, state]
 
 
-def _person_shape(one: Approver) -> dict[str, Any]:
+def _person_shape(one: Key) -> dict[str, Any]:
     return {
         "id": one.id,
         "name": one.name,

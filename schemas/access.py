@@ -1,0 +1,149 @@
+"""Who may do what: keys of people and programs, and what a tenant may use.
+
+There is one kind of identity. Somebody who approves calls and a service that submits runs both hold a key; what they may
+do is in its scopes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Literal, Protocol
+
+ANY: Final = "*"  # of tenants, agents, tools or tiers: all of them
+
+
+class Scope(StrEnum):
+    """What a key is for. None of them includes another one."""
+
+    SUBMIT = "submit"  # start runs, and stop them
+    READ = "read"  # look at runs, approvals, effects
+    APPROVE = "approve"  # decide about calls that wait for a person
+    ADMIN = "admin"  # dead letters, breakers; with a key of every tenant also the worker processes
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. The token itself is stored nowhere, only its hash. Two keys of one name are one person.
+
+    `tenants`, `agents` (that runs may be submitted to), `tools` and `tiers` (that may be decided about) hold names, or
+    ANY; empty ones allow nothing. `permissions`: what tools find that runs submitted with it may do. `shown`: the first
+    characters of the token, to tell keys apart. `state` is that of the moment of reading, by the database's clock.
+    """
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    tenants: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    permissions: tuple[str, ...] = ()
+    shown: str = ""
+    created_at: float = 0.0
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    replaces: str | None = None  # the key it was rotated from
+    state: Literal["active", "expired", "revoked"] = "active"
+
+    def may_approve(self, *, tenant: str, tool: str, tier: str) -> str | None:
+        """What of these it may not decide about: `tenant`, `tool` or `tier`; None: it may."""
+        for what, wanted, allowed in (
+            ("tenant", tenant, self.tenants),
+            ("tool", tool, self.tools),
+            ("tier", tier, self.tiers),
+        ):
+            if not among(wanted, allowed):
+                return what
+        return None
+
+
+def stated(key: Key, now: float) -> Key:
+    """The key with the state it has at that moment."""
+    if key.revoked_at is not None:
+        return replace(key, state="revoked")
+    return replace(key, state="expired" if key.expires_at is not None and key.expires_at <= now else "active")
+
+
+def among(wanted: str, allowed: tuple[str, ...]) -> bool:
+    return wanted in allowed or ANY in allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one tenant may use; None: as much as there is. A day begins at midnight UTC."""
+
+    tenant: str
+    runs_in_flight_max: int | None = None
+    requests_per_minute_max: int | None = None
+    cost_usd_per_day_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUse:
+    """What one tenant uses now: runs that have not ended, what model calls of this day cost (those in flight count with
+    what was reserved for them), and how long the day still is, seconds."""
+
+    runs_in_flight: int
+    cost_usd_today: float
+    day_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What became of a request that carries a key of its sender: `status` and `body` of its answer (None: it is being
+    worked on, or its process died), and the run that was named for it. `age_s`: how long ago it came."""
+
+    request_hash: str
+    status: int | None = None
+    body: str | None = None
+    run_id: str | None = None
+    age_s: float = 0.0
+
+
+class AccessStore(Protocol):
+    """Keys, quotas, and answers to requests that may be sent again."""
+
+    async def add_key(self, key: Key, token_hash: str) -> None: ...
+
+    async def key_of(self, token_hash: str) -> Key | None:
+        """Whose token it is; also of a key that has expired or was revoked."""
+        ...
+
+    async def keys(self, *, tenant: str | None = None) -> list[Key]:
+        """The one made first first; of a tenant: those that may do anything for it."""
+        ...
+
+    async def revoke_key(self, key_id: str) -> bool:
+        """False: there is none, or it was revoked before."""
+        ...
+
+    async def rotate_key(self, key_id: str, new: Key, token_hash: str, *, overlap_s: float) -> bool:
+        """One transaction: `new` is added, and the old one expires after the overlap, if not sooner. False: the old one
+        is not there or not active, and nothing was written."""
+        ...
+
+    async def quota(self, tenant: str) -> Quota | None: ...
+
+    async def quotas(self) -> list[Quota]: ...
+
+    async def set_quota(self, quota: Quota) -> None:
+        """In place of the tenant's old one."""
+        ...
+
+    async def tenant_use(self, tenant: str) -> TenantUse: ...
+
+    async def begin_replay(
+        self, tenant: str, route: str, key: str, replay: Replay, *, keep_s: float, stale_s: float
+    ) -> Replay | None:
+        """None: it is the first request of that key, and is noted. Else what is noted of the first one. A note without
+        an answer that is older than stale_s is taken over, one older than keep_s forgotten, as if there were none."""
+        ...
+
+    async def end_replay(self, tenant: str, route: str, key: str, status: int, body: str) -> None: ...
+
+    async def drop_replay(self, tenant: str, route: str, key: str) -> None:
+        """The request came to nothing; it may be sent again."""
+        ...
+
+    async def now(self) -> float: ...
