@@ -5,6 +5,7 @@ PYTHON ?= python3
 SEEDS ?= 300
 DEMO_OUT ?= demo-out
 DEMO_ARGS ?=
+TEST_PROCESSES ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 AGENTDOJO_ARGS ?=
@@ -48,8 +49,9 @@ check-python:
 demo: setup ## run the recorded conversations through the embedded fleet; goes on where it was if killed
 	$(BIN)/toolfleet demo --out $(DEMO_OUT) $(DEMO_ARGS)
 
-test: setup ## every test that is not in the opt-in long suite (pytest -m slow)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# Side by side: the fault suite waits more than it computes (tests/conftest.py says what goes with what).
+test: setup ## every test that is not in the opt-in long suite (pytest -m slow); TEST_PROCESSES=0: one after the other
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
 
 corpus: setup ## every recorded case (TOOLFLEET_CASES=folder: other ones); prints and writes corpus.json
 	$(BIN)/python -m tests.corpus.run --out corpus.json

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests import servers
+
+TESTS = Path(__file__).parent
 
 # The suites that several files run; before any of them is imported.
 for suite in ("message_layer_suite", "tool_pace_suite", "governor_suite"):
@@ -35,6 +38,26 @@ def require(kind: str) -> None:
     if kind in os.environ.get("TOOLFLEET_REQUIRE", "").split(","):
         pytest.fail(f"{reason}, and TOOLFLEET_REQUIRE asks for it")
     pytest.skip(reason)  # a machine without that server runs all the rest; CI sets TOOLFLEET_REQUIRE
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """How `make test` shares out the tests: the fault suite goes to one process, the other files one by one.
+
+    Two fault tests side by side would have twice as many worker processes wait for the two cores of a small machine.
+    """
+    item.add_marker(
+        pytest.mark.xdist_group("fault" if _of_faults(item) else str(item.path.relative_to(TESTS)))
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after the shuffling
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The fault suite is the longest of what is shared out, so it begins first."""
+    items.sort(key=lambda item: not _of_faults(item))
+
+
+def _of_faults(item: pytest.Item) -> bool:
+    return item.path.is_relative_to(TESTS / "fault")
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -320,6 +321,11 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None) -> int:
     chosen = arguments(given)
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # also in the background of a script, where SIGINT is ignored
+        signal.signal(number, lambda *_: sys.exit(130))  # servers and workers are stopped on the way out
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
     if chosen.profile:
         for kind in chosen.stacks:
