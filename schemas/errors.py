@@ -5,7 +5,8 @@
     │   ├── UnknownAgent           ├── UnknownTool          ├── UnknownRun
     │   ├── InvalidDefinition      ├── RunNotFinished       ├── IdempotencyConflict
     │   ├── UnknownDead            ├── TooLarge
-    │   ├── UnknownApproval        ├── UnknownEffect        └── NotAllowed
+    │   ├── UnknownApproval        ├── UnknownEffect        ├── UnknownBatch
+    │   ├── BatchBusy              ├── BatchRefused         └── NotAllowed
     ├── MessageRefused             a queue message that cannot be trusted or read: to dead
     │   ├── MalformedMessage       ├── UnsignedMessage      ├── AlteredMessage
     │   ├── OversizedMessage       └── NewerMessage         held, then dead
@@ -71,6 +72,26 @@ class UnknownApproval(InputError):
 
 class UnknownEffect(InputError):
     code = "unknown_effect"
+
+
+class UnknownBatch(InputError):
+    code = "unknown_batch"
+
+
+class BatchBusy(InputError):
+    """Not now: the batch is being uploaded, or is at work."""
+
+    code = "batch_busy"
+
+
+class BatchRefused(InputError):
+    """The file cannot be accepted, and nothing of it ran. `faults`: what is wrong, each with its line."""
+
+    code = "batch_refused"
+
+    def __init__(self, message: str, *, hint: str = "", **fields: Any) -> None:
+        super().__init__(message, hint=hint, **fields)
+        self.faults = fields.get("faults", ())
 
 
 class NotAllowed(InputError):

@@ -22,6 +22,11 @@ def new_run_id() -> RunId:
     return RunId(f"run_{uuid_utils.uuid7().hex}")
 
 
+def new_batch_id() -> str:
+    """A fresh batch id; ids made later sort later."""
+    return f"batch_{uuid_utils.uuid7().hex}"
+
+
 def new_token() -> LeaseToken:
     """A lease token: names one holder of one lease, once."""
     return LeaseToken(uuid_utils.uuid7().hex)

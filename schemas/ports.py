@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from toolfleet.schemas.access import AccessStore
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.batch_port import BatchStore
 from toolfleet.schemas.conversation import MergeItem
 from toolfleet.schemas.effects import Audit, StandingApproval
 from toolfleet.schemas.events import Event
@@ -123,6 +124,11 @@ class Submission:
 
 class RunStore(AccessStore, Protocol):
     """The truth. Writes of many callers may share one transaction; each caller is answered after the commit."""
+
+    @property
+    def batches(self) -> BatchStore | None:
+        """Batches of the same database; None: a store of simulations, which has none."""
+        ...
 
     async def submit(self, runs: Sequence[NewRun]) -> list[Submission]:
         """T1 for each run, one transaction. A known idempotency key (per tenant) answers with its run and writes

@@ -142,6 +142,10 @@ class Client:
         """Agents declared in this process: submit needs no reading for them."""
         self._agents.update({agent.name: agent for agent in agents})
 
+    async def agents(self) -> dict[str, AgentSpec]:
+        """Agents by name as they are registered last; those declared in this process as they are here."""
+        return {agent.name: agent for agent in await self.store.agents()} | self._agents
+
     async def aclose(self) -> None:
         """End every wait and close the store."""
         await self._finished.aclose()
@@ -318,7 +322,11 @@ class Client:
 
     async def _new_run(self, request: RunRequest, caller: Traceparent | None) -> NewRun:
         _check_types(request)
-        agent = await self._agent(request.agent)
+        return self.new_run(request, await self._agent(request.agent), caller)
+
+    def new_run(self, request: RunRequest, agent: AgentSpec, caller: Traceparent | None = None) -> NewRun:
+        """The run this request stands for, under a fresh id; nothing is stored. Raises InputError, TooLarge."""
+        _check_types(request)
         _check(request)
         _check_intent(request, agent)
         size = len(request.input.encode())

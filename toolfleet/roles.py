@@ -96,21 +96,17 @@ class Roles:
             None if model is None else Decider(model=model, pace=model_pace, preparer=preparer, **working)
         )
         self._executor = Executor(tools=tools, pace=pace, **working)
-        self._collector = Collector(
-            store=store, publisher=self.publisher, clock=clock, point=point, telemetry=telemetry
-        )
+        told = {name: working[name] for name in ("store", "publisher", "clock", "point", "telemetry")}
+        self._collector = Collector(**told)
         feed: dict[str, Any] = {"layer": layer, "codec": codec, "store": store, "clock": clock}
         feed["claim_s"] = settings.broker_claim_s
         self.consumers = [self._consumer(name, settings, feed) for name in SERVED if name in queues]
         self.keeper = Keeper(
-            store=store,
             layer=layer,
-            publisher=self.publisher,
-            clock=clock,
-            point=point,
             period_s=settings.keeper_period_s,
             lease_s=settings.lease_s,
-            telemetry=telemetry,
+            batch_in_flight_max=settings.batch_in_flight_max,
+            **told,
         )
         self._keeps = KEEPER in queues
         self._drain_s = settings.drain_s

@@ -14,6 +14,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, Vali
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from toolfleet.queues.policy import CLAIM_S
+from toolfleet.schemas.batches import IN_FLIGHT_MAX
 from toolfleet.schemas.errors import UnsafeSettings
 from toolfleet.schemas.limits import (
     BREAKER_CALLS_MIN,
@@ -115,6 +116,9 @@ class Settings(BaseSettings):
         description="after how long the broker gives a silent worker's messages to others; unset: 2/3 of lease_s",
     )
     keeper_period_s: float = Field(default=KEEPER_PERIOD_S, gt=0)
+    batch_in_flight_max: int = Field(
+        default=IN_FLIGHT_MAX, ge=1, description="items of all batches at work at a time, in the whole fleet"
+    )
     drain_s: float = Field(
         default=20.0, ge=0, description="how long a stopping process waits for steps in flight"
     )

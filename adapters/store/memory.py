@@ -19,6 +19,7 @@ from toolfleet.adapters.store.memory_ledger import MemoryLedger
 from toolfleet.adapters.store.memory_run import MemoryRun
 from toolfleet.adapters.store.rules import Known
 from toolfleet.schemas.agents import AgentSpec
+from toolfleet.schemas.batch_port import BatchStore
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.effects import Audit, StandingApproval
 from toolfleet.schemas.events import Submitted
@@ -55,6 +56,8 @@ def _nothing(transitions: Sequence[Transition]) -> None:
 
 class MemoryStore(MemoryAccess):
     """RunStore in memory. `time_source`: seconds since the epoch."""
+
+    batches: BatchStore | None = None
 
     def __init__(self, machine: Machine, *, time_source: Callable[[], float]) -> None:
         self.before_write: Hook = _nothing

@@ -8,6 +8,8 @@ from typing import Any, cast
 import structlog
 
 from toolfleet.adapters.telemetry.metrics import Metrics
+from toolfleet.schemas.batch_port import BatchStore
+from toolfleet.schemas.batches import Advanced
 from toolfleet.schemas.ports import Applied, RunStore, Submission, Transition
 from toolfleet.schemas.run import NewRun
 
@@ -29,6 +31,11 @@ class _Observed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
+    @property
+    def batches(self) -> BatchStore | None:
+        found = self._store.batches
+        return None if found is None else cast(BatchStore, _ObservedBatches(found, self._metrics))
+
     async def submit(self, runs: Sequence[NewRun]) -> list[Submission]:
         answers = await self._store.submit(runs)
         try:
@@ -44,3 +51,24 @@ class _Observed:
         except Exception:  # what was stored stays stored
             log.exception("count_failed")
         return applied
+
+
+class _ObservedBatches:
+    """Runs that are made for items are counted as those somebody submitted."""
+
+    def __init__(self, batches: BatchStore, metrics: Metrics) -> None:
+        self._batches = batches
+        self._metrics = metrics
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+    async def advance(self, *, in_flight_max: int, feed_max: int) -> Advanced:
+        advanced = await self._batches.advance(in_flight_max=in_flight_max, feed_max=feed_max)
+        try:
+            self._metrics.submitted(
+                advanced.runs, [Submission(run.run_id, True, ()) for run in advanced.runs]
+            )
+        except Exception:  # what was made stays made
+            log.exception("count_failed")
+        return advanced

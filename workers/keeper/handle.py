@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import structlog
 
+from toolfleet.schemas.batches import IN_FLIGHT_MAX
 from toolfleet.schemas.errors import StoreUnavailable
 from toolfleet.schemas.limits import KEEPER_PERIOD_S, LEASE_S
 from toolfleet.schemas.ports import Clock, MessageLayer, RunStore, Telemetry
 from toolfleet.workers.keeper.deadlines import end_overdue
+from toolfleet.workers.keeper.feeder import feed
 from toolfleet.workers.keeper.leases import expire
 from toolfleet.workers.keeper.relay import heal_wipe, relay
 from toolfleet.workers.points import Point
@@ -32,6 +34,7 @@ class Keeper:
         period_s: float = KEEPER_PERIOD_S,
         lease_s: float = LEASE_S,
         telemetry: Telemetry = SILENT,
+        batch_in_flight_max: int = IN_FLIGHT_MAX,
     ) -> None:
         self._store = store
         self._layer = layer
@@ -41,6 +44,7 @@ class Keeper:
         self._period_s = period_s
         self._lease_s = lease_s
         self._telemetry = telemetry
+        self._batch_in_flight_max = batch_in_flight_max
         self._in_contact_since: float | None = None
 
     async def run(self) -> None:
@@ -68,4 +72,10 @@ class Keeper:
         if now - self._in_contact_since >= self._lease_s:
             await expire(self._store, self._publisher, self._telemetry)
         await end_overdue(self._store, self._publisher)
+        await feed(
+            self._store,
+            self._publisher,
+            in_flight_max=self._batch_in_flight_max,
+            telemetry=self._telemetry,
+        )
         await relay(self._store, self._layer, self._publisher, self._point)
