@@ -271,13 +271,15 @@ class CallWoken:
 
 @dataclass(frozen=True, slots=True)
 class EffectResolved:
-    """T26: an operator answers what nobody could. `found` is filled in by the store, under the lock."""
+    """T26: an operator answers what nobody could. `asked`: what was asked once more before, and what came of it.
+    `found` is filled in by the store, under the lock."""
 
     call_id: CallId
     happened: bool
     by: str
     note: str = ""
     answer: str | None = None
+    asked: str = ""
     found: Entry | None = None
 
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
 import orjson
 
 from toolfleet.access import TOKEN_PREFIX_APPROVER, Access, hashed
 from toolfleet.schemas.access import ANY, Key, Scope
-from toolfleet.schemas.effects import ApprovalStatus, Audit, StandingApproval
+from toolfleet.schemas.effects import ApprovalStatus, Audit, EffectState, StandingApproval
 from toolfleet.schemas.errors import InputError, NotAllowed, UnknownApproval, UnknownEffect
 from toolfleet.schemas.events import ApprovalDecided, EffectResolved
-from toolfleet.schemas.ids import RunId
+from toolfleet.schemas.ids import RunId, idempotency_key_of
+from toolfleet.schemas.limits import QUIET_S
 from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.ports import Applied, RunStore, Transition
+from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.tools import ToolSpec
-from toolfleet.schemas.views import ApprovalView, DueRow, EffectView
+from toolfleet.schemas.views import ApprovalView, DueRow, EffectView, RunEvent, RunInfo
 from toolfleet.workers.decision.arguments import Valid, read_arguments
 
 REASON_CHARS_MAX: Final = 2000
@@ -40,15 +43,46 @@ REFUSALS: Final = {
     "another_person": "whoever confirmed first has to confirm again",
 }
 
+EVENTS_MAX: Final = 10_000
+
 Publish = Callable[[Sequence[DueRow]], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the tool's `reconcile` says of an effect now. `at`: the database's time, read before the question was sent.
+    `result`: of `happened`, the JSON of what the tool would have returned; `why`: of `nothing`, why nobody knows."""
+
+    answer: Literal["happened", "did_not_happen", "nothing"]
+    at: float
+    result: str | None = None
+    why: str = ""
+
+
+Look = Callable[[EffectView], Awaitable[Looked]]
+
+
+@dataclass(frozen=True, slots=True)
+class EffectFile:
+    """All that is known of an effect: what an operator needs to find it at the other side, and to decide."""
+
+    view: EffectView
+    info: RunInfo
+    idempotency_key: str
+    result: CallResult | None
+    approvals: tuple[ApprovalView, ...]
+    events: tuple[RunEvent, ...]
+    audits: tuple[Audit, ...]
 
 
 @dataclass(slots=True)
 class Approving:
-    """The front door for decisions. `publish`: sends what became due, if this process can."""
+    """The front door for decisions. `publish`: sends what became due, if this process can. `look`: asks a tool what
+    became of its effect, where its code is loaded."""
 
     store: RunStore
     publish: Publish | None = None
+    look: Look | None = None
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -218,30 +252,52 @@ class Approving:
             raise UnknownEffect(f"no effect is held by call {call_id!r}", hint="toolfleet effects ls")
         return found
 
+    async def effect_file(self, call_id: str) -> EffectFile:
+        """The effect, what its call came to, who approved it, and every word that came later. Raises UnknownEffect."""
+        view = await self.effect(call_id)
+        run = await self.store.run(view.run_id)
+        assert run is not None, "an effect is of a run"
+        results = await self.store.results(view.run_id)
+        approvals = await self.store.approvals(limit=EVENTS_MAX, run_id=view.run_id)
+        events = await self.store.events(view.run_id, limit=EVENTS_MAX)
+        return EffectFile(
+            view=view,
+            info=run.info,
+            idempotency_key=idempotency_key_of(view.call_id),
+            result=next((one for _, one in results if one.call_id == view.call_id), None),
+            approvals=tuple(one for one in approvals if one.call_id == view.call_id),
+            events=tuple(one for one in events if one.data.get("call_id") == view.call_id),
+            audits=tuple(reversed(await self.store.audits(limit=EVENTS_MAX, call_id=view.call_id))),
+        )
+
     async def resolve(
-        self, call_id: str, *, happened: bool, token: str, note: str, answer: Any = None
+        self,
+        call_id: str,
+        *,
+        happened: bool,
+        token: str,
+        note: str,
+        answer: Any = None,
+        confirmed: bool = False,
     ) -> EffectView:
         """T26: what somebody found out about an effect that waits for a human. `answer`: what the tool would have
-        returned. Raises UnknownEffect, NotAllowed."""
+        returned.
+
+        "Did not happen" frees the key, so the tool's `reconcile` is asked once more first: where it knows better, that is
+        refused; where nobody can be asked, it takes `confirmed`. Raises UnknownEffect, NotAllowed."""
         view = await self.effect(call_id)
         who = await self._approver(token)
         if who is None or who.may_approve(tenant=view.tenant, tool=view.tool, tier=view.tier):
             reason = "unknown_token" if who is None else "not_allowed"
-            audit = Audit(
-                action="resolve",
-                accepted=False,
-                reason=reason,
-                by="" if who is None else who.name,
-                tenant=view.tenant,
-                run_id=view.run_id,
-                call_id=view.call_id,
+            by = "" if who is None else who.name
+            raise await self._not_resolved(
+                view, by, reason, "this token may not answer for this effect", "toolfleet approvers ls"
             )
-            await self.store.add_audit(audit)
-            raise NotAllowed(
-                "this token may not answer for this effect", hint="toolfleet approvers ls", reason=reason
-            )
+        asked = ""
+        if not happened and view.entry.state is EffectState.NEEDS_HUMAN:
+            asked = await self._asked_again(view, who, confirmed)
         text = None if answer is None else orjson.dumps(answer).decode()
-        event = EffectResolved(view.call_id, happened, who.name, note, text)
+        event = EffectResolved(view.call_id, happened, who.name, note, text, asked)
         applied = await self._transition(view.run_id, event)
         if applied.missed is not None:
             raise NotAllowed(
@@ -250,6 +306,53 @@ class Approving:
                 reason="not_waiting",
             )
         return await self.effect(call_id)
+
+    async def _asked_again(self, view: EffectView, who: Key, confirmed: bool) -> str:
+        """What was asked before the key is given free, and what came of it. Raises NotAllowed."""
+        now = await self.store.now()
+        until = view.entry.send_by + view.timeout_s + QUIET_S
+        if now <= until:
+            said = f"a request of it may still be on its way until {_utc(until)}"
+            raise await self._not_resolved(
+                view, who.name, "too_early", said, "Look again at the other side after that."
+            )
+        unasked = Looked("nothing", now, why="its code is not loaded here (name the fleet with -A)")
+        looked = unasked if self.look is None else await self.look(view)
+        as_of = f"as of {_utc(looked.at)}"
+        if looked.answer == "happened":
+            said = f"the other side says that it happened ({as_of}): {looked.result or 'null'}"
+            hint = f"toolfleet effects resolve {view.call_id} happened --answer …"
+            raise await self._not_resolved(view, who.name, "it_happened", said, hint)
+        if looked.answer == "did_not_happen":
+            return f"reconcile: did not happen, {as_of}"
+        if confirmed:
+            return f"confirmed; nobody could be asked {as_of}: {looked.why}"
+        last = f"last asked at {_utc(view.entry.asked_at)}" if view.entry.asked_at else "never asked"
+        said = (
+            f"nobody can be asked whether {view.tool} took effect: {looked.why}. It was sent at or before "
+            f"{_utc(view.entry.send_by)}, {last}; this is {as_of}"
+        )
+        hint = "Find out at the other side, then confirm that it may be made again (--yes, confirmed=True)."
+        raise await self._not_resolved(view, who.name, "not_confirmed", said, hint)
+
+    async def _not_resolved(
+        self, view: EffectView, by: str, reason: str, message: str, hint: str
+    ) -> NotAllowed:
+        """The refusal, written down."""
+        audit = Audit(
+            action="resolve",
+            accepted=False,
+            reason=reason,
+            by=by,
+            tenant=view.tenant,
+            run_id=view.run_id,
+            call_id=view.call_id,
+            data={"said": message},
+        )
+        await self.store.add_audit(audit)
+        return NotAllowed(
+            f"the effect of {view.call_id} was not changed: {message}", hint=hint, reason=reason
+        )
 
     # -- who may decide --------------------------------------------------------------------------------------------
 
@@ -311,3 +414,7 @@ class Approving:
         if self.publish is not None and applied.publish:
             await self.publish(applied.publish)
         return applied
+
+
+def _utc(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

@@ -20,6 +20,7 @@ from toolfleet.quotas import Quotas
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.control import INTENT
 from toolfleet.schemas.conversation import AssistantItem
+from toolfleet.schemas.effects import HOLDING
 from toolfleet.schemas.errors import (
     InputError,
     RunNotFinished,
@@ -31,7 +32,7 @@ from toolfleet.schemas.errors import (
 from toolfleet.schemas.events import CancelRequested
 from toolfleet.schemas.ids import RunId, new_run_id
 from toolfleet.schemas.limits import INPUT_BYTES_MAX, Limits
-from toolfleet.schemas.outcomes import CallOutcome, Lane, RunStatus
+from toolfleet.schemas.outcomes import CallOutcome, Lane, ReasonCode, RunStatus
 from toolfleet.schemas.ports import RunStore, Telemetry, Transition
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import NewRun, RunState
@@ -44,6 +45,7 @@ AWAY_S = 300.0  # how long a database that is away is waited for
 POLL_FIRST_S = 0.02
 POLL_MAX_S = 0.25
 FINISHED_EVENT = "run.finished"
+EFFECTS_MAX = 10_000  # more calls than a run can have
 _MAY_HAVE_HAPPENED = (CallOutcome.OK, CallOutcome.NEEDS_HUMAN)  # of a call with an effect
 
 
@@ -180,9 +182,11 @@ class Client:
     ) -> str:
         """Start a run that has ended again, as a new run that names the old one; returns the new id.
 
-        Same agent (as registered last), input, conversation, context, metadata, limits and time allowed. Raises
-        UnknownRun, RunNotFinished, and InputError where an effect of the old run happened or may have happened,
-        unless `repeat_effects`: the new run would do it again.
+        Same agent (as registered last), input, conversation, context, principal, metadata, limits and time allowed, and
+        the same scope of effect keys: an effect of the old run that happened or may have happened is shared, not made
+        again. `repeat_effects` gives the new run a scope of its own; keys of the business hold all the same. Raises
+        UnknownRun, RunNotFinished, and InputError where an effect of the old run could not be shared (its tool is
+        repeatable, or is not known any more), unless `repeat_effects`.
         """
         view = await self.get(run_id)
         info, state = view.info, view.state
@@ -191,7 +195,7 @@ class Client:
                 f"run {run_id} is {state.status.value}; only a run that has ended can be started again",
                 hint=f"Wait for its end (toolfleet runs show {run_id}) or stop it: toolfleet runs cancel {run_id}",
             )
-        done = () if repeat_effects else await self._effects_of(view)
+        done = () if repeat_effects else await self._not_shared(view)
         if done:
             raise InputError(
                 f"effects of run {run_id} happened or may have happened, and would be repeated: {', '.join(done)}",
@@ -212,10 +216,13 @@ class Client:
             principal=info.principal,
             permissions=info.permissions,
         )
-        new = await self._new_run(request, trace_of_caller())
-        (accepted,) = await self._accepted(
-            [replace(new, retry_of=info.run_id, correlation_id=info.correlation_id)]
+        new = replace(
+            await self._new_run(request, trace_of_caller()),
+            retry_of=info.run_id,
+            correlation_id=info.correlation_id,
+            effect_scope="" if repeat_effects else info.effect_scope or info.run_id,
         )
+        (accepted,) = await self._accepted([new])
         return accepted.run_id
 
     async def _accepted(self, new: Sequence[NewRun]) -> list[Accepted]:
@@ -227,8 +234,8 @@ class Client:
             await self._publish([row for one in submitted for row in one.publish])
         return [Accepted(one.run_id, one.created) for one in submitted]
 
-    async def _effects_of(self, view: RunView) -> tuple[str, ...]:
-        """`tool (outcome)` of each call with an effect that happened or may have. An unknown agent: any call may."""
+    async def _not_shared(self, view: RunView) -> tuple[str, ...]:
+        """`tool (what is known)` of each effect that happened or may have, and that an equal call would make again."""
         run_id = view.info.run_id
         agent = await self.store.agent(view.info.agent, view.info.agent_version)
         names = {
@@ -237,12 +244,24 @@ class Client:
             if isinstance(stored.item, AssistantItem)
             for call in stored.item.calls
         }
+        held = {
+            one.call_id: one.entry.state.value
+            for one in await self.store.effects(limit=EFFECTS_MAX, run_id=run_id)
+            if one.entry.state in HOLDING
+        }
         found = []
         for _, result in await self.store.results(run_id):
             name = names.get(result.call_id, "")
             spec = None if agent is None else agent.tool(name)
-            if result.outcome in _MAY_HAVE_HAPPENED and (spec is None or spec.effect):
-                found.append(f"{name} ({result.outcome.value})")
+            known = held.get(result.call_id)
+            if known is not None:
+                again = spec is None or spec.repeatable
+            else:  # in no ledger, so no key holds it; or the ledger has it under another call
+                known = result.outcome.value
+                again = result.outcome in _MAY_HAVE_HAPPENED and (spec is None or spec.effect)
+                again = again and result.reason != ReasonCode.SHARED_EFFECT
+            if again:
+                found.append(f"{name} ({known})")
         return tuple(found)
 
     async def get(self, run_id: str) -> RunView:

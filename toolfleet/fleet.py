@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from toolfleet.access import Access
     from toolfleet.app import EmbeddedFleet
-    from toolfleet.approving import Approving
+    from toolfleet.approving import Approving, Looked
     from toolfleet.client import CancelAck, Client, RunResult
-    from toolfleet.schemas.views import ApprovalView, RunEvent
+    from toolfleet.schemas.views import ApprovalView, EffectView, RunEvent
     from toolfleet.settings import Settings
     from toolfleet.telemetry import Instruments
     from toolfleet.worker import Worker
@@ -317,6 +317,11 @@ class Fleet:
         """Stop a run: after this returns no effect of it begins."""
         return self._run(self.cancel_async(run, by=by))
 
+    def retry(self, run: Run | str, *, repeat_effects: bool = False) -> Run:
+        """Start a run that has ended again, as a new one; effects of the old one are shared, not made again.
+        Raises UnknownRun, RunNotFinished, InputError (see `Client.retry`)."""
+        return Run(self._run(self.client().retry(_id(run), repeat_effects=repeat_effects)), self)
+
     def events(self, run: Run | str, *, after: int = 0, follow: bool = True) -> Iterator[RunEvent]:
         """The events of a run, without gaps; with `follow` until it has finished."""
         source = self.events_async(run, after=after, follow=follow)
@@ -359,7 +364,31 @@ class Fleet:
         from toolfleet.approving import Approving
 
         client = self.client()
-        return Approving(client.store, client.publish_due)
+        return Approving(client.store, client.publish_due, self._look)
+
+    def effects(self, *, state: str | None = None, **only: Any) -> list[EffectView]:
+        """Changes in the outside world and what is known of them; `only`: tenant, run_id, limit."""
+        return self._run(self.approving().effects(state=state, **only))
+
+    def resolve(
+        self,
+        call_id: str,
+        *,
+        happened: bool,
+        token: str,
+        note: str,
+        answer: Any = None,
+        confirmed: bool = False,
+    ) -> EffectView:
+        """Answer for an effect that waits for a human. Before "did not happen" is written down, the tool's `reconcile` is
+        asked once more; where nobody can be asked, it takes `confirmed`. Raises UnknownEffect, NotAllowed."""
+        said: dict[str, Any] = {"happened": happened, "note": note, "answer": answer, "confirmed": confirmed}
+        return self._run(self.approving().resolve(call_id, token=token, **said))
+
+    async def _look(self, view: EffectView) -> Looked:
+        from toolfleet.asking import ask_again
+
+        return await ask_again(self.registry, self.settings, self.client().store, view)
 
     def access(self) -> Access:
         """All about keys and quotas of tenants, for asynchronous use."""

@@ -535,18 +535,24 @@ def test_a_replay_waits_for_the_end_of_the_old_run(used: Folder) -> None:
     assert len(used.here("dead", "ls", "--json").document["dead"]) == 1
 
 
-def test_a_replay_does_not_repeat_effects_unless_told_to(toolfleet: Folder) -> None:
+def test_a_run_started_again_shares_its_effects_unless_told_to_repeat_them(toolfleet: Folder) -> None:
     (toolfleet.path / "go").touch()
     toolfleet("run", "desk", "book", "-A", "app:fleet")
-    toolfleet.add_dead(dead_step(toolfleet.run_id()))
+    old = toolfleet.run_id()
+    toolfleet.add_dead(dead_step(old))
 
-    refused = toolfleet.here("dead", "replay", "d1")
-    told = toolfleet.here("dead", "replay", "d1", "--repeat-effects")
+    replayed = toolfleet.here("dead", "replay", "d1", "--json")
+    again = toolfleet.here("runs", "retry", old, "--json")
+    with toolfleet.serving():
+        for done in (replayed, again):
+            assert done.code == 0, done.err
+            wait_for(lambda done=done: toolfleet.status(done.document["new_run_id"]) == "completed")
+        shared = toolfleet.read("booked")
+        told = toolfleet.here("runs", "retry", old, "--repeat-effects", "--json")
+        wait_for(lambda: toolfleet.status(told.document["new_run_id"]) == "completed")
 
-    assert refused.code == 2
-    assert "book (ok)" in refused.err
-    assert "--repeat-effects" in refused.err
-    assert told.code == 0, told.err
+    assert shared == "Oslo\n", "it was booked once"
+    assert toolfleet.read("booked") == "Oslo\nOslo\n", "and again where that was wanted"
 
 
 def test_a_refused_message_cannot_be_replayed_here_and_says_why(toolfleet: Folder) -> None:

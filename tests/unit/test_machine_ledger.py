@@ -335,7 +335,7 @@ def test_the_same_request_is_not_sent_again_without_a_live_approval() -> None:
 def test_an_operator_answers_once_for_an_effect_that_waits_for_a_human(happened: bool) -> None:
     state, _ = _one(effect(0))
     waits = Entry("k", EffectState.NEEDS_HUMAN, 1, 0.0)
-    said = EffectResolved(CallId("call_of_an_earlier_turn"), happened, "op", "saw it", '"7"', waits)
+    said = EffectResolved(CallId("call_of_an_earlier_turn"), happened, "op", "saw it", '"7"', found=waits)
 
     step = _feed(state, said)
 

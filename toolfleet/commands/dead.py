@@ -44,9 +44,6 @@ DETAIL_WIDTH = 60
 Before = Annotated[
     str | None, typer.Option("--before", metavar="ID", help="Only letters older than this one.")
 ]
-RepeatEffects = Annotated[
-    bool, typer.Option("--repeat-effects", help="Start again although effects of the old run happened.")
-]
 
 
 @app.command("ls")
@@ -124,7 +121,7 @@ async def _letter(client: Client, dead_id: str) -> DeadLetter:
 @app.command("replay")
 def replay(
     dead_id: options.DeadIdArgument,
-    repeat_effects: RepeatEffects = False,
+    repeat_effects: options.RepeatEffects = False,
     app: options.App = None,
     database: options.Database = None,
     as_json: options.AsJson = False,

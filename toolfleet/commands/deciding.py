@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -24,9 +25,11 @@ from toolfleet.commands.terminal import (
 )
 
 if TYPE_CHECKING:
-    from toolfleet.approving import Approving
+    from toolfleet.approving import Approving, EffectFile, Look, Looked
+    from toolfleet.commands.place import Place
     from toolfleet.schemas.access import Key
-    from toolfleet.schemas.views import ApprovalView, EffectView
+    from toolfleet.schemas.ports import RunStore
+    from toolfleet.schemas.views import ApprovalView, EffectView, RunEvent
     from toolfleet.settings import Settings
 
 T = TypeVar("T")
@@ -246,8 +249,8 @@ def effects_show(
     database: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show one: what was sent, when, and what is known of it."""
-    _lines(effect_shape(_ask(app, database, lambda door: door.effect(call_id))), as_json)
+    """Show one: what was sent, when, under which keys, who approved it, and every word that came of it."""
+    _lines(file_shape(_ask(app, database, lambda door: door.effect_file(call_id))), as_json)
 
 
 @effects.command("resolve")
@@ -266,31 +269,52 @@ def effects_resolve(
     database: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Answer for an effect nobody could tell of. did_not_happen frees its key: the same effect may then be made again."""
+    """Answer for an effect nobody could tell of. did_not_happen frees its key, so the tool of -A is asked once more first;
+    where it says that it happened, that is refused."""
     from toolfleet.schemas.errors import InputError
 
     if outcome not in ("happened", "did_not_happen"):
         raise InputError(f"an effect is not {outcome!r}", hint="happened or did_not_happen")
-    mine, given = _token(token), None if answer is None else _json(answer, "--answer")
-    if outcome == "did_not_happen" and not yes:
-        _ask_again(_ask(app, database, lambda door: door.effect(call_id)))
-    done = _ask(
-        app,
-        database,
-        lambda door: door.resolve(
-            call_id, happened=outcome == "happened", token=mine, note=note_, answer=given
-        ),
-    )
-    _lines(effect_shape(done), as_json)
+    said = {
+        "happened": outcome == "happened",
+        "token": _token(token),
+        "note": note_,
+        "answer": None if answer is None else _json(answer, "--answer"),
+    }
+    place = locate(app, database, needs_fleet=app is not None)
+    _lines(effect_shape(asyncio.run(_resolved(place, call_id, said, yes))), as_json)
 
 
-def _ask_again(view: EffectView) -> None:
-    note(
-        f"{view.tool} of {view.call_id} was sent at or before {iso(view.entry.send_by)} and was last asked for at "
-        f"{iso(view.entry.asked_at) if view.entry.asked_at else 'no time'} (as of {iso(view.changed_at)})."
-    )
-    if not typer.confirm("Are you sure that it did not happen, and may be made again?", err=True):
-        raise typer.Abort
+async def _resolved(place: Place, call_id: str, said: dict[str, Any], yes: bool) -> EffectView:
+    """What the tool's own `reconcile` says counts, whatever is confirmed; only its silence can be confirmed."""
+    from toolfleet.approving import Approving
+    from toolfleet.schemas.errors import NotAllowed
+
+    async with opened(place.settings) as client:
+        door = Approving(client.store, client.publish_due, look_of(place, client.store))
+        try:
+            return await door.resolve(call_id, **said, confirmed=yes)
+        except NotAllowed as exc:
+            if exc.reason != "not_confirmed" or not sys.stdin.isatty():
+                raise
+            note(exc.message)
+        if not typer.confirm("Are you sure that it did not happen, and may be made again?", err=True):
+            raise typer.Abort
+        return await door.resolve(call_id, **said, confirmed=True)
+
+
+def look_of(place: Place, store: RunStore) -> Look | None:
+    """How to ask the tools of the fleet of -A; None without one."""
+    fleet = place.fleet
+    if fleet is None:
+        return None
+
+    async def look(view: EffectView) -> Looked:
+        from toolfleet.asking import ask_again
+
+        return await ask_again(fleet.registry, place.settings, store, view)
+
+    return look
 
 
 def approval_shape(view: ApprovalView) -> dict[str, Any]:
@@ -337,6 +361,41 @@ def effect_shape(view: EffectView) -> dict[str, Any]:
         "resolved_by": view.resolved_by,
         "answer": None if view.answer is None else json.loads(view.answer),
     }
+
+
+def file_shape(file: EffectFile) -> dict[str, Any]:
+    """As `effect_shape`, with who asked for it and who approved it, what the model was told, every later word, and what an
+    operator may do now."""
+    from toolfleet.schemas.effects import EffectState
+
+    view, entry = file.view, file.view.entry
+    waits = entry.state is EffectState.NEEDS_HUMAN
+    resolve = f"toolfleet effects resolve {view.call_id}"
+    return {
+        **effect_shape(view),
+        "agent": f"{file.info.agent} ({file.info.agent_version})",
+        "principal": file.info.principal or str(file.info.context.get("principal") or ""),
+        "idempotency_key": file.idempotency_key,
+        "opened_at": iso(view.opened_at),
+        "at_work_until": iso(entry.send_by + view.timeout_s),
+        "asked_in_vain": entry.tries,
+        "approvals": [
+            {"id": one.approval.id, "status": one.approval.status.value, "by": list(one.approval.granted_by)}
+            for one in file.approvals
+        ],
+        "outcome": None if file.result is None else file.result.outcome.value,
+        "told": None if file.result is None else json.loads(file.result.content).get("message"),
+        "events": [{"at": iso(one.at), "type": one.type, **_facts(one)} for one in file.events],
+        "decisions": [
+            {"at": iso(one.at), "action": one.action, "by": one.by, "reason": one.reason, **one.data}
+            for one in file.audits
+        ],
+        "now": [f"{resolve} happened", f"{resolve} did_not_happen -A APP:FLEET"] if waits else [],
+    }
+
+
+def _facts(event: RunEvent) -> dict[str, Any]:
+    return {name: value for name, value in event.data.items() if name != "call_id"}
 
 
 def _question(view: ApprovalView) -> list[str]:

@@ -57,3 +57,7 @@ RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run (
 DeadIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of a dead letter (toolfleet dead ls).")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 PageSize = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")]
+RepeatEffects = Annotated[
+    bool,
+    typer.Option("--repeat-effects", help="Effects of the old run may be made again, instead of shared."),
+]

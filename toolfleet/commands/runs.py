@@ -1,4 +1,4 @@
-"""`toolfleet runs ls | show | cancel`: look at runs, and stop one. Needs the database only."""
+"""`toolfleet runs ls | show | cancel | retry`: look at runs, stop one, start one again. Needs the database only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from toolfleet.schemas.views import RunView
     from toolfleet.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Look at runs, and stop one.")
+app = typer.Typer(no_args_is_help=True, help="Look at runs, stop one, start one again.")
 
 COLUMNS = (
     Column("RUN"),
@@ -140,6 +140,34 @@ def cancel(
     if ack.running:
         print_text(f"{len(ack.running)} effect(s) had begun, and run to their outcome:")
         print_text("\n".join(f"  {call_id}" for call_id in ack.running))
+
+
+@app.command("retry")
+def retry(
+    run_id: options.RunIdArgument,
+    repeat_effects: options.RepeatEffects = False,
+    app: options.App = None,
+    database: options.Database = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start a run that has ended again, as a new run. Effects of the old one are shared, not made again."""
+    new_id = asyncio.run(_retried(locate(app, database).settings, run_id, repeat_effects))
+    if as_json:
+        print_json({"run_id": run_id, "new_run_id": new_id})
+        return
+    print_text(f"run {run_id} was started again as {new_id}")
+
+
+async def _retried(settings: Settings, run_id: str, repeat_effects: bool) -> str:
+    from toolfleet.schemas.errors import InputError
+
+    async with opened(settings) as client:
+        try:
+            return await client.retry(run_id, repeat_effects=repeat_effects)
+        except InputError as exc:
+            if "effects" in exc.fields:
+                exc.hint = f"Look first: toolfleet runs show {run_id}. Again all the same: --repeat-effects."
+            raise
 
 
 async def _cancelled(settings: Settings, run_id: str) -> CancelAck:

@@ -209,11 +209,12 @@ def resolved(state: RunState, event: EffectResolved, now_s: float) -> Step:
                 by=event.by,
                 run_id=state.run_id,
                 call_id=event.call_id,
-                data={"said": event.note} if event.note else {},
+                data={k: v for k, v in (("said", event.note), ("asked_again", event.asked)) if v},
             )
         )
     )
-    draft.event("effect.resolved", call_id=event.call_id, state=new.value, by=event.by, note=event.note)
+    said = {"by": event.by, "note": event.note, "asked_again": event.asked}
+    draft.event("effect.resolved", call_id=event.call_id, state=new.value, **said)
     return draft.step()
 
 
