@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from celery import Celery, signals
 from kombu.entity import Queue
 
-from toolfleet.adapters.broker.host import Hosted, end_stuck_process, install
+from toolfleet.adapters.broker.host import Hosted, end_blocked_process, end_stuck_process, install
 from toolfleet.brokers import RABBITMQ, refuse_embedded
 from toolfleet.definitions import Registry
 from toolfleet.queues.topology import QUEUES
@@ -104,7 +104,14 @@ def make_app(fleet: HostedFleet) -> Celery:
 
 
 def _hosted(fleet: HostedFleet, roles: list[str]) -> Hosted:
-    return Worker(fleet.registry, fleet.settings, fleet.new_model, queues=roles, on_stuck=end_stuck_process)
+    return Worker(
+        fleet.registry,
+        fleet.settings,
+        fleet.new_model,
+        queues=roles,
+        on_stuck=end_stuck_process,
+        on_blocked=end_blocked_process,
+    )
 
 
 def _queue(name: str) -> Any:

@@ -122,6 +122,11 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         default=20.0, ge=0, description="how long a stopping process waits for steps in flight"
     )
+    loop_blocked_s: float = Field(
+        default=30.0,
+        gt=1,
+        description="a worker whose event loop stands still for that long (a tool with runner='loop' that blocks) ends",
+    )
     health_host: str = Field(
         default="127.0.0.1", description="where a worker answers /live, /ready, /metrics"
     )

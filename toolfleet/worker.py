@@ -28,6 +28,7 @@ from toolfleet.schemas.views import QueueLoad, WorkerBeat
 from toolfleet.settings import Settings
 from toolfleet.telemetry import Instruments
 from toolfleet.version import __version__
+from toolfleet.watchdog import LoopWatch
 from toolfleet.workers.executor.contract import ContractTools
 from toolfleet.workers.publisher import Publisher
 
@@ -42,7 +43,8 @@ STUCK_BEATS: Final = 2  # a worker that is stuck at that many looks in a row say
 class Worker:
     """Starts, beats, drains and stops. Owns its connections; nothing of it outlives the process.
 
-    `queues`: those it reads, and `keeper`. `on_stuck` is called with the reason when it does not get on for long.
+    `queues`: those it reads, and `keeper`. `on_stuck` is called with the reason when it does not get on for long,
+    `on_blocked`, from another thread, with seconds and stack when its event loop stands still.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Worker:
         *,
         queues: Collection[str] = ALL_ROLES,
         on_stuck: Callable[[str], object] | None = None,
+        on_blocked: Callable[[float, str], object] | None = None,
     ) -> None:
         unknown = sorted(set(queues) - set(ALL_ROLES))
         if unknown or not queues:
@@ -68,6 +71,8 @@ class Worker:
         if self._model is not None:
             refuse_unpriced(registry.agents.values(), settings, self._model)
         self._on_stuck = on_stuck
+        self._on_blocked = on_blocked
+        self._watch: LoopWatch | None = None
         self._roles: Roles | None = None
         self._layer: MessageLayer | None = None
         self._tools: ContractTools | None = None
@@ -141,6 +146,9 @@ class Worker:
                 metrics=self.instruments.expose,
             )
             await self._health.start()
+        if self._on_blocked is not None:
+            self._watch = LoopWatch(asyncio.get_running_loop(), settings.loop_blocked_s, self._on_blocked)
+            self._watch.start()
         self._roles.start()
         await self.store.beat(self._beat())
         self._beating = asyncio.create_task(self._beat_on())
@@ -156,6 +164,8 @@ class Worker:
         return drained
 
     async def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)

@@ -228,6 +228,12 @@ def end_stuck_process(reason: str) -> None:
     _end_this_process()
 
 
+def end_blocked_process(seconds: float, stack: str) -> None:
+    """A worker whose loop stands still cannot drain. Its leases run out; what it did is counted as a lost worker's."""
+    log.critical("worker_blocked_ends", seconds=seconds, stack=stack)
+    os._exit(EXIT_STUCK)
+
+
 def _end_this_process() -> None:
     """The loop is gone, and a worker without one is of no use: celery stops, and a supervisor starts another."""
     os.kill(os.getpid(), signal.SIGTERM)

@@ -103,6 +103,13 @@ async def kill_worker(n: int) -> int:
     return n
 
 
+@tool(runner="loop", timeout_s=30.0)
+async def block_worker(n: int) -> int:
+    """Poison on the loop: the worker that runs it does nothing else any more."""
+    time.sleep(600)  # noqa: ASYNC251 - what must not be done on a loop; the watchdog of the worker ends it
+    return n
+
+
 @tool(timeout_s=2.0, attempts_max=1)
 def hang(n: int) -> int:
     """Does not come back."""
@@ -131,7 +138,20 @@ fleet = Fleet(model=ScriptedModel(_script))
 fleet.agent(
     AGENT,
     model="scripted",
-    tools=[look, compute, record, nap, long, long_record, later, alarm, kill_me, kill_worker, hang],
+    tools=[
+        look,
+        compute,
+        record,
+        nap,
+        long,
+        long_record,
+        later,
+        alarm,
+        kill_me,
+        kill_worker,
+        block_worker,
+        hang,
+    ],
     parallel_tool_calls="on",
     lane=Lane.BATCH,
 )

@@ -25,9 +25,11 @@ from tests import servers
 from tests.fault.conftest import OpenStack
 from tests.fault.stack import APP, ROOT, Process, Stack, stack_of, wait_until
 from toolfleet import Lane
+from toolfleet.adapters.broker.host import EXIT_STUCK
 from toolfleet.celery_app import SUBMIT
 
 CELERY = [str(Path(sys.executable).with_name("celery")), "-A", "tests.fault.app:app"]  # as people call it
+BLOCKED = {"TOOLFLEET_LOOP_BLOCKED_S": "2"}
 BROKERS = pytest.mark.parametrize("kind", ["streams", "rabbitmq"])
 SLOW_ON_RABBITMQ = pytest.mark.parametrize(
     "kind",
@@ -257,22 +259,25 @@ def test_no_call_waits_behind_a_busy_slot_while_another_is_free(stacks: dict[str
     assert all(later - earlier < 2.0 + 1.0 for earlier, later in itertools.pairwise(began[::2]))
 
 
-def test_a_tool_that_kills_its_worker_is_given_up_and_holds_up_nobody(stacks: dict[str, Stack]) -> None:
+@pytest.mark.parametrize(("tool", "status"), [("kill_worker", -signal.SIGKILL), ("block_worker", EXIT_STUCK)])
+def test_a_tool_that_ends_its_worker_is_given_up_and_holds_up_nobody(
+    tool: str, status: int, stacks: dict[str, Stack]
+) -> None:
     """B044, trap 9."""
     stack = stacks["streams"]
-    (poison,) = stack.submit(["kill_worker 1"])
+    (poison,) = stack.submit([f"{tool} 1"])
     others: list[str] = []
     deaths = 0
-    worker = stack.start("exec")
+    worker = stack.start("exec", extra=BLOCKED)
     while not _ended(stack, poison):
         others += stack.submit([f"work {deaths}"])
         wait_until(partial(_dead_or_ended, stack, worker, poison), "it dies or the run ends")
         if worker.popen.poll() is None:
             break
-        assert worker.ended() == -signal.SIGKILL
+        assert worker.ended() == status
         deaths += 1
         stack.end(worker)
-        worker = stack.start("exec")
+        worker = stack.start("exec", extra=BLOCKED)
     stack.wait_all()
     stack.finish(worker)
 
