@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import orjson
@@ -21,7 +23,7 @@ from toolfleet.schemas.events import (
     TierRaised,
 )
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId, idempotency_key_of
-from toolfleet.schemas.limits import RESULT_BYTES_INLINE
+from toolfleet.schemas.limits import DEATHS_MAX, RESULT_BYTES_INLINE
 from toolfleet.schemas.messages import ExecMessage, InlineResult, ResultMessage
 from toolfleet.schemas.outcomes import ASKED_TIERS, RunStatus
 from toolfleet.schemas.ports import (
@@ -118,6 +120,7 @@ class Executor:
             apply=self._apply,
             context=self._context,
         )
+        self._last_chance = asyncio.Lock()
         self.dropped = 0  # messages that found no work
 
     async def accept(self, received: Sequence[Received], done: Done) -> None:
@@ -133,8 +136,10 @@ class Executor:
             await each(ready, lambda one: self._one(one, todo[id(one)]), done)
 
     async def _one(self, received: Received, view: CallView | None) -> None:
+        """A step whose next death would be its last runs beside no other such: what kills workers dies alone."""
         assert view is not None
-        async with self._tools.place(view.call.tool) as place:
+        last = self._last_chance if view.row.deaths >= DEATHS_MAX - 1 else nullcontext()
+        async with last, self._tools.place(view.call.tool) as place:
             await self._placed(received, view, place)
 
     async def _placed(self, received: Received, view: CallView, place: ToolPlace) -> None:
