@@ -36,6 +36,8 @@ class Judge(Protocol):
 class StorePort:
     """The part of RunStore that the fleet uses, as seen from one process."""
 
+    batches = None  # none in this world: its runs are submitted one by one
+
     def __init__(
         self, store: RunStore, process: Process, faults: Faults, later: Callable[..., object], judge: Judge
     ) -> None:
