@@ -551,7 +551,7 @@ class ToolPace(Protocol):
 
     async def open_breakers(self, tenant: str) -> Mapping[str, float]:
         """Tool -> until when (epoch) its breaker is open for that tenant, as of BREAKERS_SEEN_S ago at most. For the
-        decision side: such a tool is not offered."""
+        decision side: such a tool is not offered. Half open it is not among them: somebody has to make the probe."""
         ...
 
     async def breakers(self) -> list[BreakerView]:

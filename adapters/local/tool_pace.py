@@ -214,10 +214,11 @@ class LocalToolPace:
         )
 
     async def open_breakers(self, tenant: str) -> Mapping[str, float]:
+        now = self._now_s()
         return {
             tool: breaker.until_s
             for (mine, tool), breaker in self._breakers.items()
-            if mine == tenant and breaker.opened_at is not None
+            if mine == tenant and breaker.opened_at is not None and breaker.until_s > now
         }
 
     async def breakers(self) -> list[BreakerView]:

@@ -63,6 +63,7 @@ class RedisToolPace:
         self._now_s = now_s
         self._open: dict[str, float] = {}  # tenant and tool -> until, as of _seen_at
         self._seen_at: float | None = None
+        self._ahead_s = 0.0  # the server's clock (epoch) before our monotonic one, as of _seen_at
         self._looking: asyncio.Task[None] | None = None
         self._answered: dict[str, int] = {}  # tenant and tool -> attempts not yet counted
         self._counting: asyncio.Task[None] | None = None
@@ -177,15 +178,19 @@ class RedisToolPace:
         await asyncio.shield(self._looking)
 
     async def _ask(self) -> None:
-        (found,) = await self._scripts.commands([("HGETALL", self._scripts.key("open"))])
+        found, (seconds, micros) = await self._scripts.commands(
+            [("HGETALL", self._scripts.key("open")), ("TIME",)]
+        )
+        self._ahead_s = int(seconds) + int(micros) / 1e6 - self._clock.monotonic_s()
         pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
         self._open = {member.decode(): int(until) / 1000 for member, until in pairs}
         self._seen_at = self._clock.monotonic_s()
 
     async def open_breakers(self, tenant: str) -> Mapping[str, float]:
         await self._look()
+        now = self._clock.monotonic_s() + self._ahead_s if self._now_s is None else self._now_s()
         found = ((*member.partition(SEP), until) for member, until in self._open.items())
-        return {tool: until for mine, _, tool, until in found if mine == tenant}
+        return {tool: until for mine, _, tool, until in found if mine == tenant and until > now}
 
     async def breakers(self) -> list[BreakerView]:
         await self._count()

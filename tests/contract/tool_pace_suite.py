@@ -157,9 +157,11 @@ class ToolPaceSuite:
             assert isinstance(await pace.enter(ENTRY), Open)
             (view,) = await pace.breakers()
             assert (view.state, view.opened_at) == ("open", opened_at)
+            assert await pace.open_breakers("acme") == {"charge": opened_at + 30.0}
 
         now.move(1.0)
 
+        assert await pace.open_breakers("acme") == {}, "a tool nobody is offered would never be tried"
         (view,) = await pace.breakers()
         assert (view.state, view.opened_at) == ("half_open", opened_at)
         assert (await permit(pace)).probe
