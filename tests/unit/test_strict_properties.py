@@ -12,6 +12,7 @@ import random
 from typing import Any
 
 import jsonschema_rs
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,55 @@ def test_a_strict_form_is_taken_and_loses_nothing(declared: dict[str, Any], seed
             assert refusal.reason
             continue
         assert all(rule_of(note.rule).about for note in strict.notes)
+
+
+INSIDE_ITSELF: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"anyOf": [{"const": False}, {"$ref": "#/$defs/two"}, {"const": None}]}},
+    "additionalProperties": {"type": "array"},
+}
+FROM_ELSEWHERE: dict[str, Any] = {  # what is led to first is not what is made first
+    "type": "object",
+    "properties": {"a": {"anyOf": [{"$ref": "#/$defs/two"}, {"type": "string"}]}, "b": {}},
+    "required": ["a", "b"],
+    "$defs": {"two": {"type": "object", "additionalProperties": {"type": "array"}}},
+}
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {
+            "type": "object",
+            "properties": {"x": INSIDE_ITSELF},
+            "required": ["x"],
+            "$defs": {"two": INSIDE_ITSELF},
+        },
+        FROM_ELSEWHERE,
+    ],
+)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_schema_inside_itself_converts_to_the_same_again(declared: dict[str, Any], provider: str) -> None:
+    for seed in range(20):
+        try:
+            check_strict(declared, provider, random.Random(seed))
+        except SchemaRefused as refusal:
+            assert refusal.reason and provider == "anthropic"
+
+
+def test_an_object_whose_other_properties_cannot_be_is_closed_and_not_lost() -> None:
+    never = {"allOf": [{"type": "string"}, {"type": "integer"}]}
+    closed = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    declared = {
+        "type": "object",
+        "properties": {"x": {"anyOf": [{"type": "array"}, {**closed, "additionalProperties": never}]}},
+        "required": ["x"],
+    }
+    for provider in PROVIDERS:
+        strict = check_strict(declared, provider, random.Random(0))
+
+        assert jsonschema_rs.is_valid(strict.schema, strict.encode({"x": {"a": 1}}))
+        assert strict.restore(strict.encode({"x": {"a": 1}})) == {"x": {"a": 1}}
 
 
 JSON = st.recursive(

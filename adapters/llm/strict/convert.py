@@ -7,6 +7,7 @@ object of any names, a value of any type), they are written in another form that
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,6 +39,7 @@ from toolfleet.schemas.dialects import DEPTH_MAX, Note, Schema, SchemaRefused, j
 
 WRAPPED: Final = "arguments"
 _NODES_MAX: Final = 20_000  # far above the largest real schema; what is larger was made to be
+_PASSES_MAX: Final = 4  # one settles nearly all; what does not settle keeps the careful first answer
 _ANY_VALUE: Final = "any_value"
 # What a branch may say without shaping the value: kept for local validation, and the union needs no branches.
 _CONSTRAINTS_ONLY: Final = ANNOTATIONS | {
@@ -72,11 +74,16 @@ def convert(root: Schema, profile: StrictProfile) -> Converted:
 
 
 def _converted(root: Schema, profile: StrictProfile, nullable_max: int | None) -> Converted:
-    converter = Converter(root, profile, nullable_max)
-    try:
-        part = converter.root()
-    except Unsatisfiable as exc:
-        raise SchemaRefused(exc.path, "unsatisfiable", f"no value can fit: {exc}") from None
+    converter, part = first = _passed(root, profile, nullable_max, {})
+    for _ in range(_PASSES_MAX):
+        if not converter.guessed:
+            break
+        known = converter.definitions.strict
+        converter, part = _passed(root, profile, nullable_max, known)
+        if converter.definitions.strict == known:
+            break  # what was taken for granted is what came out
+    else:
+        converter, part = first
     schema = dict(part.schema)
     definitions = converter.reachable(schema)
     if definitions:
@@ -84,11 +91,27 @@ def _converted(root: Schema, profile: StrictProfile, nullable_max: int | None) -
     return Converted(schema, part.codec, tuple(dict.fromkeys(converter.notes)))
 
 
+def _passed(
+    root: Schema, profile: StrictProfile, nullable_max: int | None, known: Mapping[str, Schema]
+) -> tuple[Converter, Part]:
+    converter = Converter(root, profile, nullable_max, known)
+    try:
+        return converter, converter.root()
+    except Unsatisfiable as exc:
+        raise SchemaRefused(exc.path, "unsatisfiable", f"no value can fit: {exc}") from None
+
+
 class Converter(Values):
     """Converts one document for one profile. What is about a single kind of value is in `values` and `objects`."""
 
-    def __init__(self, root: Schema, profile: StrictProfile, nullable_max: int | None) -> None:
+    def __init__(
+        self, root: Schema, profile: StrictProfile, nullable_max: int | None, known: Mapping[str, Schema]
+    ) -> None:
+        """`known`: what the definitions came to in an earlier pass. Definitions that lead to themselves are asked about
+        while they are made, and what is decided then must not depend on where one began."""
         super().__init__(root, profile, nullable_max)
+        self.guessed = False
+        self._known = known
         self.definitions = Definitions(declared=root)
         self._names: dict[str, str] = {}
         self._targets: dict[str, Schema | bool] = {}
@@ -229,11 +252,15 @@ class Converter(Values):
             branches[place] = (declared, Part(boxed(part.schema, name), Boxed(name, part.codec)))
 
     def _strict_of(self, reference: str) -> Schema:
-        """What a reference of the strict form leads to; while that is being made, its type alone."""
+        """What a reference of the strict form leads to; while that is being made, what it came to in the pass before, and
+        in the first one its type alone."""
         name = reference.removeprefix("#/$defs/")
-        found = self.definitions.strict[name]
+        found = self.definitions.strict.get(name)
         if found:
             return dict(found)
+        self.guessed = True
+        if name in self._known:
+            return dict(self._known[name])
         target = self._targets.get(name)
         types = target.get("type") if isinstance(target, dict) else None
         return {"type": types} if types is not None else {}
@@ -327,16 +354,16 @@ class Converter(Values):
         return codec
 
     def reachable(self, schema: Schema) -> Schema:
-        """The definitions in use, in the order they were made."""
-        used: set[str] = set()
-        waiting = [schema]
+        """The definitions in use, in the order in which the strict form leads to them: the same, however it was made."""
+        used: dict[str, Schema] = {}
+        waiting = deque([schema])
         while waiting:
-            for reference in _references(waiting.pop()):
+            for reference in _references(waiting.popleft()):
                 name = reference.removeprefix("#/$defs/")
                 if name not in used:
-                    used.add(name)
-                    waiting.append(self.definitions.strict[name])
-        return {name: one for name, one in self.definitions.strict.items() if name in used}
+                    used[name] = self.definitions.strict[name]
+                    waiting.append(used[name])
+        return used
 
 
 def _leading_to(schema: Any, reference: str) -> Any:

@@ -79,8 +79,9 @@ class Objects:
                 self.note(
                     joined(path, "required"), "required_undeclared", f"{name!r} is required and not declared"
                 )
-        if not declared and rest is not None and not root:
-            return self._entries(rest, path)
+        entries = None if rest is None else self._allowed(rest, path, bare=not declared and not root)
+        if entries is not None and not declared and not root:
+            return entries
         properties: dict[str, Property] = {}
         schemas: dict[str, Schema] = {}
         for name, wire in property_aliases(declared, self.profile, path).items():
@@ -98,9 +99,8 @@ class Objects:
                 self.note(here, "property_alias", f"it is called {wire!r} on the wire")
             schemas[wire], properties[wire] = part.schema, Property(name, part.codec, absent)
         others = None
-        if rest is not None:
+        if entries is not None:
             wire = _free(OTHERS, schemas)
-            entries = self._entries(rest, path, rule="others_as_list")
             assert isinstance(entries.codec, Entries)
             schemas[wire], others = entries.schema, (wire, entries.codec.value)
         schema: Schema = {
@@ -157,10 +157,19 @@ class Objects:
             raise SchemaRefused(path, "marker_collision", f"it has a property {LEFT_OUT!r} of its own")
         return Part(_with_marker(part.schema), part.codec), "marker"
 
-    def _entries(self, value: Schema | bool, path: str, rule: str = "map_as_list") -> Part:
+    def _allowed(self, rest: Schema | bool, path: str, *, bare: bool) -> Part | None:
+        """What was not declared, or None where no value of it can fit: then there is nothing of it, and no more."""
+        try:
+            return self._entries(rest, path, rule="map_as_list" if bare else "others_as_list")
+        except Unsatisfiable:
+            here = joined(path, "additionalProperties")
+            self.note(here, "property_forbidden", "it may never be there, and is left out")
+            return None
+
+    def _entries(self, value: Schema | bool, path: str, rule: str) -> Part:
         """An object of any names, as a list of its entries."""
-        self.note(path, rule, f"names that are not declared are written as a list of {KEY} and {VALUE}")
         inner = self.inner(value, joined(path, "additionalProperties"))
+        self.note(path, rule, f"names that are not declared are written as a list of {KEY} and {VALUE}")
         entry: Schema = {
             "type": "object",
             "properties": {KEY: {"type": "string"}, VALUE: inner.schema},
