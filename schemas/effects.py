@@ -134,7 +134,7 @@ class StandingApproval:
 class Audit:
     """One decision about an approval, or one that was refused: by whom, about what, why."""
 
-    action: str  # ask | approve | reject | edit | resolve | standing
+    action: str  # ask | approve | reject | edit | resolve | standing | result
     accepted: bool
     reason: str
     by: str = ""

@@ -150,6 +150,9 @@ class Approving:
             raise InputError(f"the reason is longer than {REASON_CHARS_MAX} characters", hint="Shorten it.")
         view = await self.approval(approval_id)
         who = await self._entitled(view, answer, token)
+        if view.approval.status is not ApprovalStatus.PENDING:
+            await self._note(view, answer, who.name, f"already_{view.approval.status.value}")
+            raise await self._refused(view, f"already_{view.approval.status.value}")
         event = ApprovalDecided(
             call_id=view.call_id,
             approval_id=approval_id,
@@ -160,14 +163,33 @@ class Approving:
             arguments=arguments,
         )
         applied = await self._transition(view.run_id, event)
+        now = await self.approval(approval_id)
         if applied.missed is not None:
-            why = REFUSALS.get(applied.missed, applied.missed)
-            raise NotAllowed(
-                f"approval {approval_id} was not changed: {why}",
-                hint=f"toolfleet approvals show {approval_id} tells how it stands.",
-                reason=applied.missed,
-            )
-        return await self.approval(approval_id)
+            raise await self._refused(now, applied.missed)
+        return now
+
+    async def _refused(self, view: ApprovalView, missed: str) -> NotAllowed:
+        """Why a decision did not count; where there was one before it, which: its status, by whom, when."""
+        asked = view.approval
+        why, first = REFUSALS.get(missed, missed), {}
+        if missed.startswith("already_"):
+            by = list(asked.granted_by) or await self._decided_by(view)
+            first = {"decision": asked.status.value, "by": by, "decided_at": asked.decided_at}
+            why += f" (by {', '.join(by)})" if by else ""
+        return NotAllowed(
+            f"approval {asked.id} was not changed: {why}",
+            hint=f"toolfleet approvals show {asked.id} tells how it stands.",
+            reason=missed,
+            **first,
+        )
+
+    async def _decided_by(self, view: ApprovalView) -> list[str]:
+        found = await self.store.audits(limit=100, call_id=view.call_id)
+        return [
+            one.by
+            for one in found
+            if one.accepted and one.action == "reject" and one.approval_id == view.approval.id
+        ]
 
     async def _entitled(self, view: ApprovalView, answer: str, token: str) -> Key:
         """Whose token it is, if they may decide this. A refusal is written down."""

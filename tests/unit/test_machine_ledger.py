@@ -447,7 +447,7 @@ def test_a_second_click_and_a_click_after_a_cancel_do_not_count() -> None:
 
     assert _feed(granted, decide(call, by="bob"), 7.0).missed == "already_granted"
     assert _feed(granted, decide(call, "reject", by="bob"), 7.0).missed == "already_granted"
-    assert _feed(cancelled, decide(call, by="bob"), 7.0).missed in ("call_closed", "unknown")
+    assert _feed(cancelled, decide(call, by="bob"), 7.0).missed == "already_withdrawn"
     assert cancelled.calls[0].approval.status is ApprovalStatus.WITHDRAWN  # type: ignore[union-attr]
 
 

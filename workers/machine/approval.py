@@ -151,11 +151,11 @@ def _refusal(state: RunState, call: CallState | None, event: ApprovalDecided, no
     asked = None if call is None else call.approval
     if call is None or asked is None or asked.id != event.approval_id:
         return "unknown"
+    if asked.status is not ApprovalStatus.PENDING:
+        return f"already_{asked.status.value}"
     row = state.command(call_command_id(call.call_id))
     if not call.open or stopping(state) or row is None or row.token is not None:
         return "call_closed"
-    if asked.status is not ApprovalStatus.PENDING:
-        return f"already_{asked.status.value}"
     if asked.expires_at <= now_s:
         return "expired"
     if event.arguments_hash != asked.arguments_hash:

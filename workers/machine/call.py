@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from toolfleet.schemas.commands import RESULTS_QUEUE, CommandRow
-from toolfleet.schemas.effects import EffectState, Entry
+from toolfleet.schemas.effects import Audit, EffectState, Entry
 from toolfleet.schemas.envelopes import error
 from toolfleet.schemas.events import CallAnswered, CallFinished, CallLeased, CallRetry, CallsSettled
 from toolfleet.schemas.ids import LeaseToken
 from toolfleet.schemas.limits import DEATHS_MAX, LOST_AFTER_S
 from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, ReasonCode
-from toolfleet.schemas.records import AppendDead, Step
+from toolfleet.schemas.records import AppendAudit, AppendDead, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
 from toolfleet.workers.machine import closing
@@ -92,14 +92,30 @@ def settled(state: RunState, event: CallsSettled, now_s: float) -> Step:
     draft = Draft(state, now_s)
     for result in sorted(event.results, key=lambda r: r.index):
         call = draft.state.call(result.call_id)
-        if (
-            call is not None and call.open and not call.effect
-        ):  # of an effect, only its executor's own row counts
+        if call is None or not call.open:
+            continue
+        if call.effect:  # only its executor's own row counts
+            draft.add(_forged(state, result))
+        else:
             draft.result(call, result)
     closing.count(draft)
     if draft.state == state:
-        return miss(state, "nothing left to count")
+        return Step(state, tuple(draft.records), missed="nothing left to count")
     return draft.step()
+
+
+def _forged(state: RunState, result: CallResult) -> AppendAudit:
+    """No executor sends the outcome of an effect in a message."""
+    return AppendAudit(
+        Audit(
+            action="result",
+            accepted=False,
+            reason="outcome_in_message",
+            run_id=state.run_id,
+            call_id=result.call_id,
+            data={"outcome": result.outcome.value},
+        )
+    )
 
 
 def answered(state: RunState, event: CallAnswered, now_s: float) -> Step:
