@@ -27,7 +27,8 @@ class Key:
     """One key. The token itself is stored nowhere, only its hash. Two keys of one name are one person.
 
     `tenants`, `agents` (that runs may be submitted to), `tools` and `tiers` (that may be decided about) hold names, or
-    ANY; empty ones allow nothing. `permissions`: what tools find that runs submitted with it may do. `shown`: the first
+    ANY; empty ones allow nothing. `permissions`: what tools find that runs submitted with it may do; `grants`: those that
+    may be granted with an approval, for one call. `shown`: the first
     characters of the token, to tell keys apart. `state` is that of the moment of reading, by the database's clock.
     """
 
@@ -39,6 +40,7 @@ class Key:
     tools: tuple[str, ...] = ()
     tiers: tuple[str, ...] = ()
     permissions: tuple[str, ...] = ()
+    grants: tuple[str, ...] = ()
     shown: str = ""
     created_at: float = 0.0
     expires_at: float | None = None
@@ -46,8 +48,8 @@ class Key:
     replaces: str | None = None  # the key it was rotated from
     state: Literal["active", "expired", "revoked"] = "active"
 
-    def may_approve(self, *, tenant: str, tool: str, tier: str) -> str | None:
-        """What of these it may not decide about: `tenant`, `tool` or `tier`; None: it may."""
+    def may_approve(self, *, tenant: str, tool: str, tier: str, grants: tuple[str, ...] = ()) -> str | None:
+        """What of these it may not decide about: `tenant`, `tool`, `tier` or `permission`; None: it may."""
         for what, wanted, allowed in (
             ("tenant", tenant, self.tenants),
             ("tool", tool, self.tools),
@@ -55,7 +57,7 @@ class Key:
         ):
             if not among(wanted, allowed):
                 return what
-        return None
+        return None if all(among(one, self.grants) for one in grants) else "permission"
 
 
 def stated(key: Key, now: float) -> Key:

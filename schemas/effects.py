@@ -7,7 +7,7 @@ it is known that nothing happened.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -75,6 +75,11 @@ class Terms:
     asks: bool = False  # somebody has to approve it
     two_person: bool = False
     double_confirm: bool = False
+    grantable: bool = False  # a permission its principal lacks may be granted for one call
+
+    def unasked(self) -> Terms:
+        """Of a fleet that asks nobody."""
+        return replace(self, asks=False, grantable=False)
 
 
 NO_TERMS: Final = Terms()
@@ -93,7 +98,8 @@ class Approval:
     """A question to a human about one call: bound to the call and to the hash of its canonical arguments.
 
     `steps`: confirmations it takes; `distinct`: each by another person; `by_another`: none of them by whom the run acts
-    for. `granted_by`: who has confirmed so far. `summary`: the tool's own words, never the model's.
+    for. `granted_by`: who has confirmed so far. `summary`: the tool's own words, never the model's. `permissions`: what
+    whom the run acts for lacks, and is granted with it, for this call alone.
     """
 
     id: str
@@ -111,6 +117,7 @@ class Approval:
     decided_at: float | None = None
     reason: str = ""
     standing: str | None = None  # the standing approval that granted it
+    permissions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

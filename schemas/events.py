@@ -182,7 +182,8 @@ class TierRaised:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequested:
-    """T9: somebody has to be asked. `standing`: a standing approval covers it, so nobody is."""
+    """T9: somebody has to be asked. `standing`: a standing approval covers it, so nobody is. `permissions`: what is
+    missing, and would be granted with it."""
 
     command_id: CommandId
     token: LeaseToken | None
@@ -191,6 +192,7 @@ class ApprovalRequested:
     requested_by: str = ""
     summary: str = ""
     standing: str | None = None
+    permissions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class ToolSpec(BaseModel):
     on_denied: Literal["end_run", "tell_model"] = "end_run"
     strict: Strict = "when_possible"  # whether providers are to enforce the schema while the model writes
     permissions: tuple[str, ...] = ()  # what the run's principal must have, all of them
+    grantable: bool = False  # somebody may be asked to grant what is missing, for one call
     business_key: str | None = None  # template: "refund:{order_id}"; calls of one key are one effect
     parts: tuple[str, ...] = ()  # functions the declaration brings: precheck, reconcile, ...
     reconcile_is_final: bool = False  # "did not happen" cannot become "happened" any more
@@ -177,6 +178,8 @@ class ToolSpec(BaseModel):
                 raise ValueError(f"{name} belongs to tools with an effect; declare effect=True")
         if self.reconcile_is_final and "reconcile" not in self.parts:
             raise ValueError("reconcile_is_final says something about reconcile=, which is missing")
+        if self.grantable and not self.permissions:
+            raise ValueError("grantable says something about permissions=, which are missing")
         if self.two_person and self.double_confirm:
             raise ValueError(
                 "two_person and double_confirm exclude each other; two people are the stricter one"

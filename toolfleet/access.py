@@ -58,6 +58,7 @@ class Access:
         tools: Sequence[str] = (ANY,),
         tiers: Sequence[str] = (ANY,),
         permissions: Sequence[str] = (),
+        grants: Sequence[str] = (),
         valid_s: float | None = None,
         prefix: str = TOKEN_PREFIX,
     ) -> NewKey:
@@ -74,6 +75,7 @@ class Access:
             tools=_names("tool", tools) if approves else (),
             tiers=_tiers(tiers) if approves else (),
             permissions=_names("permission", permissions, least=0),
+            grants=_names("permission", grants, least=0) if approves else (),
             expires_at=await self._end(valid_s),
         )
         return await self._added(key, prefix)

@@ -202,11 +202,12 @@ class Approving:
                 reason="unknown_token",
             )
         asked = {"tenant": view.tenant, "tool": view.tool, "tier": view.approval.tier.value}
-        what = who.may_approve(**asked)
+        missing = view.approval.permissions if answer != "reject" else ()
+        what = who.may_approve(**asked, grants=missing)
         if what is not None:
             await self._note(view, answer, who.name, f"not_this_{what}")
             raise NotAllowed(
-                f"{who.name} may not decide for {what} {asked[what]!r}",
+                f"{who.name} may not decide for {what} {asked.get(what, ', '.join(missing))!r}",
                 hint="Ask somebody whose approver row allows it: toolfleet approvers ls",
                 reason=f"not_this_{what}",
             )
@@ -385,14 +386,16 @@ class Approving:
         tenants: Sequence[str] = (ANY,),
         tools: Sequence[str] = (ANY,),
         tiers: Sequence[str] = (ANY,),
+        grants: Sequence[str] = (),
     ) -> str:
-        """The token, which is not stored and never shown again."""
+        """The token, which is not stored and never shown again. `grants`: permissions they may grant for one call."""
         made = await Access(self.store).create(
             name,
             tenants=tenants,
             scopes=(Scope.APPROVE,),
             tools=tools,
             tiers=tiers,
+            grants=grants,
             prefix=TOKEN_PREFIX_APPROVER,
         )
         return made.token

@@ -17,6 +17,16 @@ from toolfleet.adapters.telemetry.caller import trace_of_caller
 from toolfleet.adapters.telemetry.ids import Traceparent
 from toolfleet.definitions import unknown_agent
 from toolfleet.quotas import Quotas
+from toolfleet.request_checks import (
+    acts_for,
+    check_context,
+    check_deadline,
+    check_mapping,
+    check_metadata,
+    check_name,
+    check_size,
+    check_text,
+)
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.control import INTENT
 from toolfleet.schemas.conversation import AssistantItem
@@ -25,7 +35,6 @@ from toolfleet.schemas.errors import (
     InputError,
     RunNotFinished,
     StoreUnavailable,
-    TooLarge,
     ToolfleetError,
     UnknownRun,
 )
@@ -55,7 +64,8 @@ class RunRequest:
     (`metadata["user"]` is sent to the provider as the end user's id), `trace` is the W3C trace context the run belongs
     to (headers `traceparent`, `tracestate`; without one, a single submit takes that of the caller's current span).
     `principal`: whom the run acts for, `permissions`: what tools find that they may do; a run submitted over HTTP has
-    those of its key."""
+    those of its key. Where neither is said, `context["principal"]` and `context["permissions"]` are taken for them. Nothing
+    adds to them later."""
 
     agent: str
     input: str
@@ -352,6 +362,7 @@ class Client:
         limits = agent.limits if request.limits is None else agent.limits.tightened_by(request.limits)
         run_id = new_run_id()
         trace = trace_ids.read(request.trace) or caller
+        principal, permissions = acts_for(request.principal, request.permissions, request.context)
         return NewRun(
             run_id=run_id,
             agent=agent.name,
@@ -371,8 +382,8 @@ class Client:
             deadline_s=request.deadline_s,
             reserve_usd=0.0 if self._reserve_usd is None else self._reserve_usd(agent, size),
             trace={} if trace is None else trace.headers(),
-            principal=request.principal,
-            permissions=tuple(request.permissions),
+            principal=principal,
+            permissions=permissions,
         )
 
     async def _agent(self, name: str) -> AgentSpec:
@@ -465,8 +476,6 @@ async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(POLL_MAX_S)
 
 
-METADATA_BYTES_MAX = 16_000
-DEADLINE_S_MAX = 10 * 366 * 86_400.0  # ten years
 NAME_CHARS_MAX = {"idempotency_key": 256, "tenant": 128, "previous_run_id": 64}
 
 
@@ -488,34 +497,19 @@ def _check(request: RunRequest) -> None:
         raise InputError(
             "the input of a run must be a text that is not empty", hint="Pass what the user said."
         )
-    _check_text("input", request.input)
-    _check_size("input", request.input.encode(), INPUT_BYTES_MAX)
+    check_text("input", request.input)
+    check_size("input", request.input.encode(), INPUT_BYTES_MAX)
     for name, most in NAME_CHARS_MAX.items():
-        _check_name(name, getattr(request, name), most)
-    _check_metadata(request.metadata)
-    _check_mapping("trace", request.trace)
+        check_name(name, getattr(request, name), most)
+    check_metadata(request.metadata)
+    check_mapping("trace", request.trace)
     if request.lane is not None and request.lane not in [*Lane]:
         raise InputError(f"no lane is called {request.lane!r}", hint=f"Lanes: {', '.join(Lane)}.")
     if request.limits is not None and not isinstance(request.limits, Limits):
         raise InputError("limits must be a Limits object", hint="Write limits=Limits(turns_max=3).")
-    if not isinstance(request.principal, str) or len(request.principal) > NAME_CHARS_MAX["tenant"]:
-        raise InputError(
-            "principal must be a text of 128 characters at most", hint="Say whom the run acts for."
-        )
-    if isinstance(request.permissions, str) or not all(isinstance(one, str) for one in request.permissions):
-        raise InputError("permissions must be a list of texts", hint='permissions=["refunds:write"].')
-    _check_deadline(request.deadline_s)
-    _check_context(request.context)
-
-
-def _check_name(name: str, value: object, most: int) -> None:
-    if value is None and name != "tenant":
-        return
-    if not isinstance(value, str) or not 0 < len(value) <= most:
-        raise InputError(
-            f"{name} must be a text of 1 to {most} characters", hint="Leave it out, or shorten it."
-        )
-    _check_text(name, value)
+    acts_for(request.principal, request.permissions, request.context)
+    check_deadline(request.deadline_s)
+    check_context(request.context)
 
 
 def _check_intent(request: RunRequest, agent: AgentSpec) -> None:
@@ -528,63 +522,9 @@ def _check_intent(request: RunRequest, agent: AgentSpec) -> None:
         )
 
 
-def _check_metadata(metadata: Mapping[str, str]) -> None:
-    _check_mapping("metadata", metadata)
-    for key, value in metadata.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise InputError(
-                f"metadata[{key!r}] must be a text", hint="Metadata holds texts; JSON goes into context."
-            )
-        _check_text(f"metadata[{key!r}]", key + value)
-    _check_size("metadata", orjson.dumps(dict(metadata)), METADATA_BYTES_MAX)
-
-
-def _check_mapping(name: str, value: object) -> None:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{name} must be a mapping", hint=f"Write {name}={{...}}, or leave it out.")
-
-
-def _check_deadline(deadline_s: object) -> None:
-    if deadline_s is None:
-        return
-    if (
-        isinstance(deadline_s, bool)
-        or not isinstance(deadline_s, (int, float))
-        or not deadline_s < DEADLINE_S_MAX
-    ):
-        raise InputError(
-            f"deadline_s must be a number of seconds below {DEADLINE_S_MAX:g}", hint="Pass seconds from now."
-        )
-    if deadline_s <= 0:
-        raise InputError(f"deadline_s={deadline_s:g} has passed already", hint="Pass seconds from now.")
-
-
-def _check_context(context: Mapping[str, Any]) -> None:
-    _check_mapping("context", context)
-    try:
-        json.dumps(dict(context), allow_nan=False)
-        body = orjson.dumps(dict(context))
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise InputError(f"context is not JSON: {exc}", hint="Pass JSON values only.") from exc
-    _check_size("context", body, INPUT_BYTES_MAX)
-
-
-def _check_text(name: str, value: str) -> None:
-    if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
-        raise InputError(f"{name} holds a NUL or half a surrogate pair", hint="Pass valid Unicode text.")
-
-
-def _check_size(name: str, body: bytes, most: int) -> None:
-    if len(body) > most:
-        raise TooLarge(
-            f"{name} has {len(body)} bytes, and at most {most} are accepted",
-            hint="Put large material where a tool can read it, and pass a reference.",
-        )
-
-
 def _request_hash(request: RunRequest) -> str:
     """Of what is asked: one idempotency key with two different requests is a conflict."""
-    asked = [
+    asked: list[Any] = [
         request.agent,
         request.input,
         request.previous_run_id,
@@ -594,4 +534,6 @@ def _request_hash(request: RunRequest) -> str:
         request.deadline_s,
         request.lane,
     ]
+    if request.principal or request.permissions:
+        asked.append(acts_for(request.principal, request.permissions, request.context))
     return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -356,7 +356,8 @@ class Fleet:
         return self._run(self.approving().edit(approval_id, token=token, arguments=arguments, **said))
 
     def add_approver(self, name: str, **scope: Sequence[str]) -> str:
-        """The token of somebody who may decide, shown this once; `scope`: tenants, tools, tiers (default: any)."""
+        """The token of somebody who may decide, shown this once; `scope`: tenants, tools, tiers (default: any),
+        grants (permissions they may grant for one call; default: none)."""
         return self._run(self.approving().add_approver(name, **scope))
 
     def approving(self) -> Approving:

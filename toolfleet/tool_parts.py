@@ -28,6 +28,7 @@ _FIELDS: Final = (
     "two_person",
     "double_confirm",
     "approval_expires_s",
+    "grantable",
 )
 INHERITED: Final = (*_FIELDS, "permissions", "business_key", "parts")
 
@@ -35,7 +36,8 @@ INHERITED: Final = (*_FIELDS, "permissions", "business_key", "parts")
 class EffectOptions(TypedDict, total=False):
     """The options of `tool` about effects and approvals.
 
-    permissions: what the run's principal must have. precheck: raises BusinessError where the call cannot be right now.
+    permissions: what the run's principal must have; grantable: where one is missing, somebody entitled is asked to grant
+    it for this call, in place of denying it. precheck: raises BusinessError where the call cannot be right now.
     business_key: text ("refund:{order_id}") or function; calls of one key are one effect. reconcile: tells what became
     of an effect: Happened(result), DidNotHappen() or NoAnswer(); reconcile_is_final: the second of them stays true.
     raise_tier: the tier of a call by its arguments, where that is higher. two_person, double_confirm, approval_summary,
@@ -43,6 +45,7 @@ class EffectOptions(TypedDict, total=False):
     """
 
     permissions: Sequence[str]
+    grantable: bool
     precheck: Callable[..., Any] | None
     business_key: str | Callable[..., str] | None
     reconcile: Callable[..., Any] | None

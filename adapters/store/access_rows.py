@@ -104,6 +104,7 @@ def _key_values(key: Key, token_hash: str, now: float) -> dict[str, Any]:
         "agents": key.agents,
         "tools": key.tools,
         "tiers": key.tiers,
+        "grants": key.grants,
         "permissions": key.permissions,
     }
     return {
@@ -130,6 +131,7 @@ def _key(row: Row, now: float) -> Key:
         agents=tuple(may.get("agents", ())),
         tools=tuple(may["tools"]),
         tiers=tuple(may["tiers"]),
+        grants=tuple(may.get("grants", ())),
         permissions=tuple(may.get("permissions", ())),
         shown=row["shown"],
         created_at=row["created_at"],

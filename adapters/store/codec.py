@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from sqlalchemy import RowMapping
@@ -225,9 +225,13 @@ def changed_call_values(call: CallState) -> dict[str, Any]:
     }
 
 
+_TERMS: Final = frozenset(Terms.__dataclass_fields__)
+
+
 @lru_cache(maxsize=256)
 def _terms(text: str) -> Terms:
-    return NO_TERMS if not text else Terms(**orjson.loads(text))
+    """A later release may have written more than is known here."""
+    return NO_TERMS if not text else Terms(**{k: v for k, v in orjson.loads(text).items() if k in _TERMS})
 
 
 def call_state(row: Row) -> CallState:

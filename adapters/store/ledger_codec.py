@@ -124,6 +124,7 @@ def new_approval_values(run_id: RunId, turn: int, tenant: str, call: CallState) 
         "distinct_people": asked.distinct,
         "by_another": asked.by_another,
         "standing": asked.standing,
+        "permissions": dump(asked.permissions),
         **approval_values(call),
     }
 
@@ -145,6 +146,7 @@ def approval(row: Row) -> Approval:
         decided_at=row["decided_at"],
         reason=row["reason"],
         standing=row["standing"],
+        permissions=tuple(orjson.loads(row["permissions"])),
     )
 
 

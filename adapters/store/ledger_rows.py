@@ -93,7 +93,9 @@ STANDING: Final = (
 def attach(connection: Connection, of_run: dict[str, list[CallState]]) -> None:
     """Ledger rows and the newest approvals, put into the calls that have any. Costs nothing where no call can."""
     concerned = [
-        run_id for run_id, found in of_run.items() if any(one.effect or one.terms.asks for one in found)
+        run_id
+        for run_id, found in of_run.items()
+        if any(one.effect or one.terms.asks or one.terms.grantable for one in found)
     ]
     if not concerned:
         return

@@ -427,6 +427,7 @@ approvals = Table(
     Column("decided_at", Double),
     _text("reason"),
     Column("standing", Text),
+    Column("permissions", Text, nullable=False, server_default="[]"),  # JSON list of what is granted with it
     Index("ix_approvals_run", "run_id", "turn"),
     Index("ix_approvals_status", "status", "requested_at"),
 )

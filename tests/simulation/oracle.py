@@ -341,7 +341,7 @@ class Oracle:
             "P4",
             f"{seen.call_id} ({seen.tool}) begins again, and what it did before is not known to be nothing",
         )
-        if call.terms.asks:
+        if call.terms.asks or TOOLS[seen.tool].permissions:
             self._approved(seen, call)
         if call.outcome is not None:  # only a sender that slept between its lease and here may be that late
             allowed = slept and (
@@ -356,6 +356,9 @@ class Oracle:
         if TOOLS[seen.tool].tier is Tier.IRREVERSIBLE:
             names -= {REQUESTER}
         enough = len(names) >= (2 if TOOLS[seen.tool].two_person else 1)
+        granted = call.approval.permissions if call.approval is not None else ()
+        lacks = set(TOOLS[seen.tool].permissions) - set(granted)
+        self.require(not lacks, "P5", f"{seen.call_id} begins without permission to {sorted(lacks)}")
         self.require(enough, "P5", f"{seen.call_id} begins with {arguments}, approved by {sorted(names)}")
 
     def _acts(self, seen: Seen) -> None:

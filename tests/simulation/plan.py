@@ -47,7 +47,15 @@ CRASH = _tool("crash")  # read-only, ends the process that runs it
 SEND = _tool("send", Tier.MEDIUM, effect=True)
 WIRE = _tool("wire", Tier.HIGH, effect=True, parts=("reconcile",))  # asked for; late ones may still come
 POST = _tool("post", Tier.MEDIUM, effect=True, parts=("reconcile",), reconcile_is_final=True)
-FIRE = _tool("fire", Tier.IRREVERSIBLE, effect=True, parts=("reconcile",), two_person=True)
+FIRE = _tool(
+    "fire",
+    Tier.IRREVERSIBLE,
+    effect=True,
+    parts=("reconcile",),
+    two_person=True,
+    permissions=("fire",),
+    grantable=True,
+)  # nobody has that permission: it is granted with the approval, or not
 PAY = _tool("pay", Tier.MEDIUM, effect=True, idempotent=True)
 BURN = _tool("burn", Tier.MEDIUM, effect=True)  # ends the process that runs it
 SCORCH = _tool("scorch", Tier.MEDIUM, effect=True, idempotent=True)  # the same, and takes a key

@@ -119,8 +119,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "call",
         "a call is settled twice",
-        "call is not None and call.open and not",
-        "call is not None and not",
+        "if call is None or not call.open:\n            continue",
+        "if call is None:\n            continue",
     ),
     Mutant("call", "anybody may answer a call", " or call.waiting not in _ANSWERABLE:", ":"),
     Mutant("call", "an outcome stays in its queue", "queue=RESULTS_QUEUE", "queue=row.queue"),
@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "approval",
         "somebody is asked twice",
-        "if call.approval is not None and call.approval.status in _DECIDED and fits(call):",
+        "if call.approval is not None and call.approval.status in _DECIDED and fits(call, event.permissions):",
         "if False:",
     ),
     Mutant(
@@ -206,13 +206,31 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "approval",
         "a question is about other arguments",
-        "or event.arguments_hash != arguments_hash(call.arguments)",
-        "",
+        "if event.arguments_hash != arguments_hash(call.arguments):",
+        "if False:",
     ),
     Mutant(
         "approval", "an approval of another status counts", "and asked.status is ApprovalStatus.GRANTED\n", ""
     ),
     Mutant("approval", "an approval that is over counts", "and asked.expires_at > now_s\n", ""),
+    Mutant(
+        "approval",
+        "a grant of other permissions counts",
+        "        and set(permissions) <= set(asked.permissions)\n",
+        "",
+    ),
+    Mutant(
+        "approval",
+        "what needs a grant is sent without one",
+        "return call.terms.asks or (call.approval is not None and bool(call.approval.permissions))",
+        "return call.terms.asks",
+    ),
+    Mutant(
+        "approval",
+        "the requester grants the permission",
+        "call.tier is Tier.IRREVERSIBLE or bool(event.permissions)",
+        "call.tier is Tier.IRREVERSIBLE",
+    ),
     Mutant("approval", "the hash check", "and asked.arguments_hash == sent_hash\n", ""),
     Mutant(
         "approval",

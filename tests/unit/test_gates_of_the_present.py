@@ -102,8 +102,48 @@ def test_a_missing_permission_is_denied_whatever_else_would_be_said() -> None:
 
     assert _outcome(_stopped(_asked(permissions=(), said=refused))) is CallOutcome.DENIED
     assert _outcome(_stopped(_asked(permissions=("refunds:read",)))) is CallOutcome.DENIED
-    given = {"permissions": ["refunds:write"]}
-    assert isinstance(_stopped(_asked(permissions=(), context=given)), Ask)
+    given = {"permissions": ["refunds:write"]}  # a context that came later, or from elsewhere, grants nothing
+    assert _outcome(_stopped(_asked(permissions=(), context=given))) is CallOutcome.DENIED
+
+
+def _grantable(call: CallState | None = None) -> CallState:
+    call = call or with_calls([gated(0)])[0].calls[0]
+    return replace(call, terms=replace(call.terms, grantable=True))
+
+
+def test_a_missing_permission_that_may_be_granted_is_asked_for_with_the_approval() -> None:
+    standing = StandingApproval("std_1", "acme", "tool0", {}, 100.0, "bob")
+    refused = ToolFailed("raised", "no", 0.1, code="business_error")
+
+    asked = _stopped(_asked(_grantable(), permissions=(), standing=(standing,), said=refused))
+
+    assert asked == Ask("summary", SPEC.approval_expires_s, None, ("refunds:write",)), (
+        "by nobody's standing yes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "now_s", "comes"),
+    [
+        (ApprovalStatus.GRANTED, 6.0, None),
+        (ApprovalStatus.PENDING, 6.0, Waiting()),
+        (ApprovalStatus.GRANTED, 500.0, CallOutcome.APPROVAL_EXPIRED),
+        (ApprovalStatus.PENDING, 500.0, CallOutcome.APPROVAL_EXPIRED),
+        (ApprovalStatus.REJECTED, 6.0, CallOutcome.REJECTED),
+    ],
+)
+def test_what_became_of_a_grant_is_looked_at_when_the_call_is_due(
+    status: ApprovalStatus, now_s: float, comes: Any
+) -> None:
+    decided = _grantable(_decided(status))
+    assert decided.approval is not None
+    granted = replace(decided, approval=replace(decided.approval, permissions=("refunds:write",)))
+
+    found = _stopped(_asked(granted, permissions=(), now_s=now_s))
+
+    assert _outcome(found) is comes if isinstance(comes, CallOutcome) else found == comes
+    lesser = replace(decided, approval=replace(decided.approval, permissions=("refunds:read",)))
+    assert isinstance(_stopped(_asked(lesser, permissions=(), now_s=6.0)), Ask), "of another permission"
 
 
 @pytest.mark.parametrize(
@@ -170,4 +210,4 @@ def test_what_a_gate_holds_is_given_back_when_a_later_one_stops_the_call() -> No
     assert asyncio.run(pass_gates(asked, (holds, stops))) == Later(2.0, "rate") and given == [None]
     assert asyncio.run(pass_gates(asked, (holds,))) is None
     asyncio.run(asked.ended(FINE))
-    assert given == [None, FINE] and gate.PRESENT_GATES[0] is gate.permission
+    assert given == [None, FINE] and gate.PRESENT_GATES[1] is gate.permission

@@ -519,7 +519,7 @@ def test_nobody_is_asked_twice_or_about_other_arguments_or_in_a_run_that_stops()
     assert (
         _feed(state, replace(question(call), arguments_hash="x")).missed == "not the arguments of this call"
     )
-    assert _feed(_one(effect(0))[0], question(call)).missed == "not the arguments of this call"
+    assert _feed(_one(effect(0))[0], question(call)).missed == "nobody has to be asked"
     assert reduce(replace(state, ending="deadline"), question(call), 5.0).missed == "run is stopping"
 
 
@@ -563,3 +563,31 @@ def test_what_an_executor_says_of_a_read_ends_no_effect() -> None:
     said = CallFinished(CommandId(call.call_id), LeaseToken("c"), 1, came_to(call, CallOutcome.OK))
 
     assert _feed(state, said).missed is not None
+
+
+def test_what_lacks_a_permission_is_claimed_only_with_the_grant_of_somebody_else() -> None:
+    state, call = _one(effect(0, grantable=True))
+    assert _feed(state, question(call, by="ann")).missed == "nobody has to be asked"
+    lacks = replace(question(call, by="ann"), permissions=("p",), standing="std_1")
+
+    asked = _feed(state, lacks).state
+    waiting = asked.calls[0]
+
+    assert waiting.waiting is CallWaiting.AWAITING_APPROVAL and waiting.approval is not None
+    assert waiting.approval.status is ApprovalStatus.PENDING, "no standing approval grants a permission"
+    assert _feed(asked, decide(waiting, by="ann"), 6.0).missed == "requester"
+    granted = _feed(asked, decide(waiting, by="bob"), 6.0).state
+    assert _feed(granted, lacks, 7.0).missed == "asked already"
+    assert _feed(granted, replace(lacks, permissions=("p", "q")), 7.0).missed is None, (
+        "one more is missing now"
+    )
+    assert _feed(granted, claim(granted.calls[0]), 7.0).state.calls[0].dispatched
+    assert _feed(granted, claim(granted.calls[0]), 500.0).missed == "not approved"
+    due = replace(asked, commands=tuple(replace(row, due_at=0.0) for row in asked.commands))
+    assert _feed(due, claim(waiting), 6.0).missed == "not approved"
+
+
+def test_a_permission_is_asked_for_only_where_the_tool_says_so() -> None:
+    state, call = _one(effect(0))
+
+    assert _feed(state, replace(question(call), permissions=("p",))).missed == "nobody has to be asked"

@@ -69,7 +69,15 @@ QUESTIONS = (
     Column("EXPIRES"),
     Column("WHAT", shrinks=True),
 )
-PEOPLE = (Column("ID"), Column("NAME"), Column("TENANTS"), Column("TOOLS"), Column("TIERS"), Column("STATE"))
+PEOPLE = (
+    Column("ID"),
+    Column("NAME"),
+    Column("TENANTS"),
+    Column("TOOLS"),
+    Column("TIERS"),
+    Column("GRANTS"),
+    Column("STATE"),
+)
 LEDGER = (
     Column("CALL"),
     Column("STATE"),
@@ -179,6 +187,10 @@ def approvers_add(
     tier: Annotated[
         list[str] | None, typer.Option("--tier", help="May decide at it; repeatable. Default: any.")
     ] = None,
+    grant: Annotated[
+        list[str] | None,
+        typer.Option("--grant", help="A permission they may grant for one call; repeatable. Default: none."),
+    ] = None,
     app: options.App = None,
     database: options.Database = None,
     as_json: options.AsJson = False,
@@ -188,7 +200,11 @@ def approvers_add(
         app,
         database,
         lambda door: door.add_approver(
-            name, tenants=tenant or ("*",), tools=tool or ("*",), tiers=tier or ("*",)
+            name,
+            tenants=tenant or ("*",),
+            tools=tool or ("*",),
+            tiers=tier or ("*",),
+            grants=grant or (),
         ),
     )
     if as_json:
@@ -333,6 +349,7 @@ def approval_shape(view: ApprovalView) -> dict[str, Any]:
         "summary": asked.summary,
         "arguments": json.loads(view.arguments),
         "arguments_hash": asked.arguments_hash,
+        "permissions": list(asked.permissions),
         "steps": asked.steps,
         "granted_by": list(asked.granted_by),
         "requested_by": asked.requested_by,
@@ -401,6 +418,8 @@ def _facts(event: RunEvent) -> dict[str, Any]:
 def _question(view: ApprovalView) -> list[str]:
     asked = view.approval
     what = asked.summary or view.arguments
+    if asked.permissions:
+        what = f"grants {', '.join(asked.permissions)}: {what}"
     return [
         asked.id,
         asked.status.value,
@@ -415,7 +434,7 @@ def _question(view: ApprovalView) -> list[str]:
 
 def _person(one: Key) -> list[str]:
     state = one.state if one.revoked_at is None else f"revoked {moment(one.revoked_at)}"
-    scopes = [cut(", ".join(scope), 40) for scope in (one.tenants, one.tools, one.tiers)]
+    scopes = [cut(", ".join(scope), 40) for scope in (one.tenants, one.tools, one.tiers, one.grants)]
     return [one.id, printable(one.name), *scopes, state]
 
 
@@ -426,6 +445,7 @@ def _person_shape(one: Key) -> dict[str, Any]:
         "tenants": list(one.tenants),
         "tools": list(one.tools),
         "tiers": list(one.tiers),
+        "grants": list(one.grants),
         "created_at": iso(one.created_at),
         "revoked_at": None if one.revoked_at is None else iso(one.revoked_at),
     }

@@ -36,6 +36,11 @@ ContextJson = Annotated[
     str | None,
     typer.Option("--context", metavar="JSON", help="An object for tools; the model never sees it."),
 ]
+Principal = Annotated[str, typer.Option("--principal", metavar="NAME", help="Whom the run acts for.")]
+Permissions = Annotated[
+    list[str] | None,
+    typer.Option("--permission", metavar="P", help="What they may do; repeatable. Nothing adds to it later."),
+]
 Deadline = Annotated[
     float | None, typer.Option("--deadline", metavar="S", help="The run is stopped this long from now.")
 ]
@@ -55,6 +60,8 @@ def run(
     idempotency_key: Key = None,
     context: ContextJson = None,
     deadline: Deadline = None,
+    principal: Principal = "",
+    permission: Permissions = None,
 ) -> None:
     """Submit one request, wait, print what came of it.
 
@@ -70,6 +77,8 @@ def run(
         idempotency_key=idempotency_key,
         context=_context(context),
         deadline_s=deadline,
+        principal=principal,
+        permissions=permission or (),
     )
     configure_logs(level="error")
     place = locate(app, database, broker=broker, approvals=approvals, needs_fleet=True)

@@ -192,7 +192,7 @@ class Decider:
             excluded=dict(control.excluded),
         )
         if not self._approvals:
-            calls = tuple(replace(one, terms=replace(one.terms, asks=False)) for one in calls)
+            calls = tuple(replace(one, terms=one.terms.unasked()) for one in calls)
         facts = self._facts(prepared, queue_s, started, reply)
         output = None
         if agent.output is not None and reply.text and not calls:

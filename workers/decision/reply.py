@@ -217,6 +217,7 @@ class _Gate:
                 asks=spec.tier in ASKED_TIERS,
                 two_person=spec.two_person,
                 double_confirm=spec.double_confirm,
+                grantable=spec.grantable,
             ),
         )
 

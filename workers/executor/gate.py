@@ -48,11 +48,12 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Somebody has to approve it; or a standing approval does."""
+    """Somebody has to approve it, or to grant what is missing; or a standing approval covers it."""
 
     summary: str
     expires_s: float
     standing: str | None = None
+    permissions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Waiting:
 
 
 Stopped = Outcome | Later | Raised | Ask | Waiting
+UNASKED: Final = Ask("", 0.0)  # nobody has been asked yet
 
 
 @dataclass(slots=True)
@@ -92,23 +94,15 @@ Gate = Callable[[Asked], Awaitable[Stopped | None]]
 
 
 async def permission(asked: Asked) -> Stopped | None:
-    """Whom the run acts for must have every permission the tool names. None is ever added here."""
-    missing = [one for one in asked.spec.permissions if one not in permissions_of(asked.view)]
+    """Whom the run acts for must have every permission the tool names, or somebody has granted it for this call."""
+    missing = tuple(one for one in asked.spec.permissions if one not in asked.view.permissions)
     if not missing:
         return None
+    if asked.call.terms.grantable:
+        found = _answered(asked, missing)
+        return await _ask(asked, missing) if found is UNASKED else found
     message = f"{asked.call.tool} is not permitted for this user (missing: {', '.join(missing)})"
     return _refused(asked.call, CallOutcome.DENIED, ReasonCode.PERMISSION_DENIED, message)
-
-
-def principal_of(view: CallView) -> str:
-    """Whom the run acts for: said at submit, or `principal` of the context it was given there."""
-    return view.principal or str(view.context.get("principal") or "")
-
-
-def permissions_of(view: CallView) -> tuple[str, ...]:
-    """What that principal may do: said at submit, or `permissions` (a list) of the context it was given there."""
-    given = view.context.get("permissions")
-    return view.permissions or (tuple(map(str, given)) if isinstance(given, list) else ())
 
 
 async def tier(asked: Asked) -> Stopped | None:
@@ -134,26 +128,39 @@ async def precheck(asked: Asked) -> Stopped | None:
 
 async def approval(asked: Asked) -> Stopped | None:
     """A high call needs a yes, an irreversible one that of somebody else; bound to these arguments, and alive."""
-    call, now = asked.call, asked.view.now_s
-    if not call.terms.asks:
+    if not asked.call.terms.asks:
         return None
-    question = call.approval
-    if question is not None and fits(call):
-        match question.status:
-            case ApprovalStatus.REJECTED:
-                return _rejected(call, question.reason)
-            case ApprovalStatus.GRANTED | ApprovalStatus.PENDING if question.expires_at <= now:
-                message = f"{call.tool} was not run: nobody approved it in time"
-                return _refused(
-                    call, CallOutcome.APPROVAL_EXPIRED, ReasonCode.APPROVAL_EXPIRED, message, by_user=True
-                )
-            case ApprovalStatus.GRANTED:
-                return None
-            case ApprovalStatus.PENDING:
-                return Waiting()
-    standing = await asked.store.standing(asked.view.tenant, call.tool)
-    covering = next((one.id for one in standing if covers(one, asked)), None)
-    return Ask(asked.facts.summary, asked.spec.approval_expires_s, covering)
+    found = _answered(asked)
+    return await _ask(asked) if found is UNASKED else found
+
+
+async def _ask(asked: Asked, missing: tuple[str, ...] = ()) -> Ask:
+    summary, expires_s = asked.facts.summary, asked.spec.approval_expires_s
+    if missing:  # no standing approval grants a permission
+        return Ask(summary, expires_s, None, missing)
+    standing = await asked.store.standing(asked.view.tenant, asked.call.tool)
+    return Ask(summary, expires_s, next((one.id for one in standing if covers(one, asked)), None))
+
+
+def _answered(asked: Asked, missing: tuple[str, ...] = ()) -> Stopped | None:
+    """What became of the question about this call; None: a yes that is alive."""
+    call, question = asked.call, asked.call.approval
+    if question is None or not fits(call, missing):
+        return UNASKED
+    match question.status:
+        case ApprovalStatus.REJECTED:
+            return _rejected(call, question.reason)
+        case ApprovalStatus.GRANTED | ApprovalStatus.PENDING if question.expires_at <= asked.view.now_s:
+            message = f"{call.tool} was not run: nobody approved it in time"
+            return _refused(
+                call, CallOutcome.APPROVAL_EXPIRED, ReasonCode.APPROVAL_EXPIRED, message, by_user=True
+            )
+        case ApprovalStatus.GRANTED:
+            return None
+        case ApprovalStatus.PENDING:
+            return Waiting()
+        case _:
+            return UNASKED
 
 
 def covers(standing: StandingApproval, asked: Asked) -> bool:
@@ -167,8 +174,8 @@ def covers(standing: StandingApproval, asked: Asked) -> bool:
 
 
 # DESIGN section 7: cancelled (the row is gone then) → permission → precheck → approval → breaker → rate, serial key →
-# claim. `tier` comes before what depends on it.
-PRESENT_GATES: Final[tuple[Gate, ...]] = (permission, tier, precheck, approval)
+# claim. `tier` comes before what depends on it: whoever is asked for a permission is asked at the tier the call has.
+PRESENT_GATES: Final[tuple[Gate, ...]] = (tier, permission, precheck, approval)
 
 
 async def pass_gates(asked: Asked, gates: Sequence[Gate] = PRESENT_GATES) -> Stopped | None:

@@ -56,7 +56,6 @@ from toolfleet.workers.executor.gate import (
     Stopped,
     Waiting,
     pass_gates,
-    principal_of,
     sent_hash,
 )
 from toolfleet.workers.executor.pace import gate as paced
@@ -214,9 +213,9 @@ class Executor:
                 event = CallDeferred(row_id, token, attempt, delay_s, reason)
             case Raised(tier):
                 event = TierRaised(row_id, token, tier, asks=self._approvals and tier in ASKED_TIERS)
-            case Ask(summary, expires_s, standing):
+            case Ask(summary, expires_s, standing, missing):
                 event = ApprovalRequested(
-                    row_id, token, sent_hash(call), expires_s, principal_of(view), summary, standing
+                    row_id, token, sent_hash(call), expires_s, view.principal, summary, standing, missing
                 )
             case Waiting():
                 if token is not None:
@@ -272,7 +271,7 @@ class Executor:
             agent=view.agent,
             correlation_id=view.correlation_id,
             deadline_at=self._clock.now_s() + (call.timeout_s if spec is None else spec.timeout_s),
-            principal=principal_of(view),
+            principal=view.principal,
             context=view.context,
         )
 

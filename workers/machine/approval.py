@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from toolfleet.schemas.effects import Approval, ApprovalStatus, Audit, arguments_hash
 from toolfleet.schemas.events import ApprovalDecided, ApprovalRequested
@@ -24,9 +26,11 @@ def requested(state: RunState, event: ApprovalRequested, now_s: float) -> Step:
     row, call = found
     if stopping(state):
         return miss(state, "run is stopping")
-    if not call.terms.asks or event.arguments_hash != arguments_hash(call.arguments):
+    if not (call.terms.asks or (call.terms.grantable and event.permissions)):
+        return miss(state, "nobody has to be asked")
+    if event.arguments_hash != arguments_hash(call.arguments):
         return miss(state, "not the arguments of this call")
-    if call.approval is not None and call.approval.status in _DECIDED and fits(call):
+    if call.approval is not None and call.approval.status in _DECIDED and fits(call, event.permissions):
         return miss(state, "asked already")
     asked = _question(call, event, now_s)
     draft = Draft(state, now_s)
@@ -46,23 +50,30 @@ def requested(state: RunState, event: ApprovalRequested, now_s: float) -> Step:
         tool=call.tool,
         tier=call.tier.value,
         expires_at=asked.expires_at,
+        permissions=list(asked.permissions),
     )
     return draft.step()
 
 
-def fits(call: CallState) -> bool:
-    """The question asked last is about these arguments, at this tier."""
+def fits(call: CallState, permissions: Sequence[str] = ()) -> bool:
+    """The question asked last is about these arguments, at this tier, and grants no less than these permissions."""
     asked = call.approval
     return (
         asked is not None
         and asked.tier is call.tier
         and asked.arguments_hash == arguments_hash(call.arguments)
+        and set(permissions) <= set(asked.permissions)
     )
+
+
+def asks(call: CallState) -> bool:
+    """Somebody's yes is needed: by its tier, or because a permission was missing and is asked for."""
+    return call.terms.asks or (call.approval is not None and bool(call.approval.permissions))
 
 
 def granted(call: CallState, sent_hash: str, now_s: float) -> bool:
     """What is about to be sent was approved, by enough people, and the approval is alive."""
-    if not call.terms.asks:
+    if not asks(call):
         return True
     asked = call.approval
     return (
@@ -77,7 +88,7 @@ def granted(call: CallState, sent_hash: str, now_s: float) -> bool:
 def _question(call: CallState, event: ApprovalRequested, now_s: float) -> Approval:
     number = 1 if call.approval is None else int(call.approval.id.rpartition("_")[2]) + 1
     steps = 2 if call.terms.two_person or call.terms.double_confirm else 1
-    by_another = call.tier is Tier.IRREVERSIBLE
+    by_another = call.tier is Tier.IRREVERSIBLE or bool(event.permissions)
     standing = event.standing if steps == 1 and not by_another else None
     return Approval(
         id=f"apr_{call.call_id.removeprefix('call_')}_{number}",
@@ -94,6 +105,7 @@ def _question(call: CallState, event: ApprovalRequested, now_s: float) -> Approv
         granted_by=() if standing is None else (f"standing:{standing}",),
         decided_at=None if standing is None else now_s,
         standing=standing,
+        permissions=event.permissions,
     )
 
 
@@ -181,9 +193,11 @@ def _audit(
     reason: str,
     event: ApprovalDecided | None = None,
 ) -> AppendAudit:
-    data = {"said": event.reason} if event is not None and event.reason else {}
+    data: dict[str, Any] = {"said": event.reason} if event is not None and event.reason else {}
     if call is not None:
         data |= {"tool": call.tool, "tier": call.tier.value}
+    if asked is not None and asked.permissions:
+        data |= {"permissions": list(asked.permissions)}
     if event is not None and event.arguments is not None and call is not None:
         data |= {"arguments_before": call.arguments, "arguments": event.arguments}
     return AppendAudit(

@@ -24,7 +24,7 @@ from toolfleet.schemas.records import AppendAudit, ResolveEffect, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
 from toolfleet.workers.machine import stop
-from toolfleet.workers.machine.approval import granted
+from toolfleet.workers.machine.approval import asks, granted
 from toolfleet.workers.machine.call import give_up, needs_human, store
 from toolfleet.workers.machine.draft import Draft, miss, refusal_of, stopping
 from toolfleet.workers.machine.present import before_it_begins
@@ -53,7 +53,7 @@ def claimed(state: RunState, event: EffectClaimed, now_s: float) -> Step:
     if event.holder is not None and event.holder.call_id != call.call_id:
         _meet_holder(draft, row, call, event.key, event.holder)
         return draft.step()
-    approval_id = call.approval.id if call.terms.asks and call.approval is not None else None
+    approval_id = call.approval.id if asks(call) and call.approval is not None else None
     entry = Entry(event.key, EffectState.DISPATCHED, call.attempt, now_s + SEND_BY_S, approval_id=approval_id)
     draft.set_call(call.call_id, entry=entry, waiting=CallWaiting.READY, waits_key="")
     draft.put(row.leased(event.token, event.owner, now_s + event.lease_s, now_s))
