@@ -3,7 +3,7 @@ each reply, and which calls the tools really got."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +23,9 @@ _FIELDS: Final[dict[str, Any]] = {
     "model": MODEL,
     "instructions": INSTRUCTIONS,
     "tools": list(TOOLS),
-    # It was not trained to end a turn: without these it goes on with the user's part.
-    "provider_options": {"stop": ["<|im_end|>", "<|im_start|>"]},
 }
+# It was not trained to end a turn: without these it goes on with the user's part.
+_STOP: Final = {"stop": ["<|im_end|>", "<|im_start|>"]}
 
 POLICIES: Final[dict[str, dict[str, Any]]] = {  # what is declared of each agent
     "free": {},
@@ -60,7 +60,8 @@ class Watched(OpenAIChatClient):
         self.asked: list[Asked] = []
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        reply = await super().complete(request)
+        ends = request.agent.model_copy(update={"provider_options": _STOP})
+        reply = await super().complete(replace(request, agent=ends))
         self.asked.append(Asked(request, reply))
         return reply
 

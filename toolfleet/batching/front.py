@@ -22,7 +22,8 @@ from toolfleet.batching.bodies import ENDPOINTS, RUNS
 from toolfleet.batching.lines import CHUNK_BYTES
 from toolfleet.batching.progress import BatchProgress, Pace
 from toolfleet.batching.reading import BatchReader, Format, ReadingRules
-from toolfleet.client import METADATA_BYTES_MAX, POLL_MAX_S, Client, RunRequest
+from toolfleet.client import POLL_MAX_S, Client, RunRequest
+from toolfleet.request_checks import METADATA_BYTES_MAX
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.batch_port import BatchStore
 from toolfleet.schemas.batches import (
