@@ -16,7 +16,7 @@ STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test corpus chaos agentdojo local-llm simulate bench lint fmt docs constraints clean check-python
+.PHONY: help setup demo test corpus chaos guards agentdojo local-llm simulate bench lint fmt docs constraints clean check-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,9 +59,13 @@ corpus: setup ## every recorded case (TOOLFLEET_CASES=folder: other ones); print
 
 chaos: setup ## every fault on every stack, with real servers and kill -9; writes docs/faults.md (about an hour)
 	@mkdir -p build && rm -f build/faults.jsonl
-	FAULT_RESULTS=build/faults.jsonl TOOLFLEET_REQUIRE=redis,postgresql,rabbitmq $(BIN)/python -m pytest \
+	FAULT_RESULTS=build/faults.jsonl LEDGER_RESULTS=docs/ledger TOOLFLEET_REQUIRE=redis,postgresql,rabbitmq $(BIN)/python -m pytest \
 	  -m "slow or not slow" -p no:randomly tests/fault $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python docs/generate.py --faults build/faults.jsonl && exit $$status
+
+guards: setup ## take out each guard in turn and name a test that fails; writes docs/guards.json and docs/guarantees.md
+	$(BIN)/python -m tests.guards
+	$(BIN)/python docs/generate.py
 
 # In an environment of its own: AgentDojo asks for many packages, and for older ones of some of ours (ours win).
 agentdojo: check-python ## can injected text make the fleet act? AgentDojo's 949 attacks; writes agentdojo.json

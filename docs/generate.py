@@ -353,7 +353,23 @@ def pace() -> str:
     return page
 
 
+def guarantees() -> str:
+    """docs/guarantees.md with the table of removed guards, from docs/guards.json, which `make guards` writes."""
+    rows = json.loads((DOCS / "guards.json").read_text(encoding="utf-8"))
+    lines = ["| guard | without it | a test that fails |", "|---|---|---|"]
+    for row in rows:
+        without = row["without"].replace("|", "\\|")
+        without = f"`{without}` is changed" if row["kind"] == "machine" else without
+        lines.append(f"| {row['guard']} | {without} | `{row['test']}` |")
+    page = (DOCS / "guarantees.md").read_text(encoding="utf-8")
+    begin, end = "<!-- generated: guards -->\n", "<!-- /generated -->"
+    assert page.count(begin) == page.count(end) == 1, f"docs/guarantees.md needs {begin} and {end} once"
+    head, _, rest = page.partition(begin)
+    return head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+
+
 PAGES = {
+    "guarantees.md": guarantees,
     "pace.md": pace,
     "state_machine.md": state_machine,
     "limits.md": limits_page,

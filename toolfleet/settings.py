@@ -165,7 +165,8 @@ class Settings(BaseSettings):
         default="info", description="of `toolfleet up` and `toolfleet worker`, on stderr"
     )
     fault_point: str | None = Field(
-        default=None, description="for fault tests: NAME or NAME:N kills this process there, at the Nth time"
+        default=None,
+        description="for fault tests: NAME or NAME:N kills this process there, at the Nth time; NAME:N:stop stops it",
     )
     model_servers: dict[str, ModelServerSettings] = Field(
         default_factory=dict,

@@ -89,6 +89,9 @@ class Stack:
     broker_server: servers.Server | None = None
     database_server: servers.Server | None = None
     processes: list[Process] = field(default_factory=list)
+    app: str = APP
+    agent: str = AGENT
+    variables: dict[str, str] = field(default_factory=dict)  # more of the workers' environment
     _fleet: Fleet | None = None
 
     # -- processes ------------------------------------------------------------------------------------------------
@@ -108,6 +111,7 @@ class Stack:
             "TOOLFLEET_CHILDREN": "2",
             "TOOLFLEET_DRAIN_S": "10",
             "TOOLFLEET_APPROVALS": "off",
+            **self.variables,
             **(extra or {}),
         }
 
@@ -116,7 +120,9 @@ class Stack:
     ) -> Process:
         """A worker of that role (embedded: all of it). Returns when it says that it is there."""
         words = ["up"] if self.kind == "embedded" else ["worker", role]
-        return self.run([sys.executable, "-m", "toolfleet", *words, "-A", APP], role, extra, cwd, wait=wait)
+        return self.run(
+            [sys.executable, "-m", "toolfleet", *words, "-A", self.app], role, extra, cwd, wait=wait
+        )
 
     def run(
         self,
@@ -209,7 +215,7 @@ class Stack:
 
     def submit(self, inputs: Sequence[str], *, lane: Lane | None = None) -> list[str]:
         """The runs' ids; the agent is the one the workers registered, and its lane is `batch`."""
-        requests = [RunRequest(AGENT, one, lane=lane) for one in inputs]
+        requests = [RunRequest(self.agent, one, lane=lane) for one in inputs]
         return [run.id for run in self.fleet().submit_many(requests)]
 
     def submit_unpublished(self, inputs: Sequence[str]) -> list[str]:
