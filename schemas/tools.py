@@ -50,6 +50,7 @@ class ToolSpec(BaseModel):
     description: str
     parameters: dict[str, Any]
     tier: Tier = Tier.LOW
+    raised_from: Tier | None = None  # the declared tier, where configuration raised it
     effect: bool = False  # changes the world outside; False = read-only
     idempotent: bool = False  # takes our idempotency key and does nothing twice under it
     repeatable: bool = False  # asking again is meaningful: results are never reused
@@ -197,12 +198,11 @@ class ToolSpec(BaseModel):
 
     @cached_property
     def schema_hash(self) -> str:
-        """Hash of what a call of it rests on: parameters, tier, effect, what is injected. Texts may change freely."""
-        return digest(
-            self.model_dump(
-                mode="json", include={"name", "parameters", "tier", "effect", "idempotent", "injected"}
-            )
-        )
+        """Hash of what a call of it rests on: parameters, declared tier, effect, what is injected. Texts may change
+        freely, and a tier that configuration raises is raised for calls that are out as well."""
+        rests_on = {"name", "parameters", "tier", "effect", "idempotent", "injected"}
+        declared = {"tier": (self.raised_from or self.tier).value}
+        return digest(self.model_dump(mode="json", include=rests_on) | declared)
 
 
 def digest(value: Any) -> str:

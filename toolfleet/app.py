@@ -37,6 +37,7 @@ from toolfleet.schemas.ports import ModelClient, RunStore
 from toolfleet.schemas.views import HeldLease
 from toolfleet.settings import Settings
 from toolfleet.telemetry import Instruments
+from toolfleet.tiers import raise_tiers
 from toolfleet.workers.executor.contract import ContractTools
 from toolfleet.workers.keeper.leases import take_over
 from toolfleet.workers.keeper.relay import heal_wipe
@@ -78,6 +79,7 @@ class EmbeddedFleet:
     def __init__(
         self, registry: Registry, settings: Settings, model: ModelClient, *, store: SqlStore | None = None
     ) -> None:
+        raise_tiers(registry, settings)
         refuse_unpriced(registry.agents.values(), settings, model)
         refuse_unsafe_numbers(settings)
         self._registry = registry

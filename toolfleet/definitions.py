@@ -62,6 +62,17 @@ class Tool(Generic[P, R]):
         self.parts = parts
         functools.update_wrapper(self, function)
 
+    def with_spec(self, spec: ToolSpec) -> Tool[P, R]:
+        """The same function under another contract."""
+        return Tool(
+            self.function,
+            spec,
+            self.arguments_model,
+            fixed=self.fixed,
+            summariser=self.summariser,
+            parts=self.parts,
+        )
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
@@ -352,7 +363,8 @@ class Registry:
     """The tools and agents of one fleet, by name. Loading order does not matter; names are unique."""
 
     def __init__(self) -> None:
-        self.tools: dict[str, Tool[..., Any]] = {}
+        self.declared: dict[str, Tool[..., Any]] = {}
+        self.tools: dict[str, Tool[..., Any]] = {}  # as declared, or with a tier that configuration raised
         self.agents: dict[str, AgentSpec] = {}
         self.hooks: dict[str, Callable[..., Any]] = {}
         self.credentials: Credentials | None = None
@@ -382,13 +394,14 @@ class Registry:
                 f"the runtime has a tool {declared.spec.name!r} of its own",
                 hint=f'Give yours another name, or list that one by its name: tools=["{declared.spec.name}"].',
             )
-        known = self.tools.get(declared.spec.name)
+        known = self.declared.get(declared.spec.name)
         if known is not None and known is not declared:
             raise InvalidDefinition(
                 f"two tools are called {declared.spec.name!r}",
                 hint="Give one of them another name: tool(name=...).",
             )
-        self.tools[declared.spec.name] = declared
+        self.declared[declared.spec.name] = declared
+        self.tools.setdefault(declared.spec.name, declared)
 
     def add_agent(self, name: str, *, tools: Iterable[Tool[..., Any] | str], **fields: Any) -> AgentSpec:
         """Declare an agent. Raises InvalidDefinition naming what is wrong."""
@@ -427,7 +440,7 @@ class Registry:
     def _resolve(self, agent: str, one: Tool[..., Any] | str) -> ToolSpec:
         if isinstance(one, Tool):
             self.add_tool(one)
-            return one.spec
+            return self.tools[one.spec.name].spec
         if isinstance(one, str) and one in BUILTIN_TOOLS:
             return BUILTIN_TOOLS[one]
         if not isinstance(one, str) or one not in self.tools:

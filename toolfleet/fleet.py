@@ -440,6 +440,7 @@ class Fleet:
         from toolfleet.prices import price_table, refuse_unpriced_run
         from toolfleet.schemas.model import Usage
         from toolfleet.telemetry import Instruments
+        from toolfleet.tiers import raise_tiers
         from toolfleet.workers.decision.tokens import estimated_tokens
 
         # A process that only submits needs prices and no key, so it makes no model client.
@@ -465,6 +466,7 @@ class Fleet:
         instruments = self._instruments if workers is None else workers.instruments
         assert instruments is not None
         client = Client(store, publish=publish, reserve_usd=reserve, telemetry=instruments.telemetry)
+        raise_tiers(self.registry, self.settings, all_known=False)
         client.know(list(self.registry.agents.values()))
         return client
 

@@ -24,6 +24,7 @@ from toolfleet.schemas.limits import (
     KEEPER_PERIOD_S,
     LEASE_S,
 )
+from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.pace import Quota
 
 
@@ -96,6 +97,11 @@ class Settings(BaseSettings):
     )
     approvals: Literal["required", "off"] = Field(
         default="required", description="off: tools above medium run without asking anybody"
+    )
+    tool_tiers: dict[str, Tier] = Field(
+        default_factory=dict,
+        description='tiers of tools that are higher here than declared: {"send_mail": "irreversible"}; a lower one is '
+        "refused",
     )
     signing_keys: SecretStr | None = Field(
         default=None, description="key_id:hex,key_id:hex; the first signs, all verify; embedded makes its own"

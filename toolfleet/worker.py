@@ -27,6 +27,7 @@ from toolfleet.schemas.ports import MessageLayer, ModelClient, RunStore
 from toolfleet.schemas.views import QueueLoad, WorkerBeat
 from toolfleet.settings import Settings
 from toolfleet.telemetry import Instruments
+from toolfleet.tiers import raise_tiers
 from toolfleet.version import __version__
 from toolfleet.watchdog import LoopWatch
 from toolfleet.workers.executor.contract import ContractTools
@@ -63,6 +64,7 @@ class Worker:
                 f"no role of a worker is called {', '.join(unknown) or '(none given)'}",
                 hint=f"Roles: {', '.join(ALL_ROLES)}.",
             )
+        raise_tiers(registry, settings)
         self._registry = registry
         self._settings = settings
         self.queues = tuple(name for name in ALL_ROLES if name in queues)

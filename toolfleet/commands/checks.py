@@ -26,6 +26,7 @@ from toolfleet.schemas.errors import CacheUnavailable, ToolfleetError, UnsafeSet
 from toolfleet.schemas.limits import WORKER_SILENT_S
 from toolfleet.schemas.views import WorkerView
 from toolfleet.settings import Settings, load_settings
+from toolfleet.tiers import raise_tiers
 
 PYTHON_MIN = (3, 11)
 DISK_FAIL_BYTES = 100_000_000  # an SQLite database that cannot grow stops every run
@@ -138,6 +139,10 @@ def _app(place: Place) -> Finding:
     if place.fleet is None:
         return Finding("app", "OK", "none given (-A or TOOLFLEET_APP)")
     registry = place.fleet.registry
+    try:
+        raise_tiers(registry, place.settings)
+    except UnsafeSettings as exc:
+        return Finding("app", "FAIL", exc.message, exc.hint)
     detail = f"{len(registry.agents)} agent(s), {len(registry.tools)} tool(s)"
     asked = asked_tools(registry)
     if asked and place.settings.approvals == "off":

@@ -53,7 +53,7 @@ def ls(app: options.App = None, agent: Agent = None, as_json: options.AsJson = F
     shown = [
         [
             row["name"],
-            row["tier"],
+            row["tier"] if row["raised_from"] is None else f"{row['tier']} (declared {row['raised_from']})",
             row["kind"],
             ", ".join(row["arguments"]),
             ", ".join(row["agents"]),
@@ -206,10 +206,13 @@ def _document(finding: Finding) -> dict[str, Any]:
 def _fleet(app: str | None) -> Fleet:
     from toolfleet.loading import EXAMPLE, load_fleet
     from toolfleet.schemas.errors import InputError
+    from toolfleet.tiers import raise_tiers
 
     if app is None:
         raise InputError("no app was named, so there are no tools to look at", hint=f"Use {EXAMPLE}.")
-    return load_fleet(app)
+    fleet = load_fleet(app)
+    raise_tiers(fleet.registry, fleet.settings)
+    return fleet
 
 
 def _specs(fleet: Fleet, agent: str | None) -> list[ToolSpec]:
@@ -240,6 +243,7 @@ def _row(spec: ToolSpec, agents: list[str]) -> dict[str, Any]:
     return {
         "name": spec.name,
         "tier": spec.tier.value,
+        "raised_from": None if spec.raised_from is None else spec.raised_from.value,
         "kind": "effect" if spec.effect else "read",
         "arguments": list(spec.parameters.get("properties", {})),
         "requires": [one.tool for one in spec.requires],
