@@ -16,8 +16,8 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from rich.progress import (
 from toolfleet.adapters.llm.openai_chat import OpenAIChatClient
 from toolfleet.client import Client, RunRequest, RunResult
 from toolfleet.examples.airline_desk import desk
+from toolfleet.examples.airline_desk.approvers import PEOPLE, PolicyApprovers
 from toolfleet.examples.airline_desk.database import effects, state_diff
 from toolfleet.examples.airline_desk.difference import same_json
 from toolfleet.examples.airline_desk.enforcement import (
@@ -47,7 +48,7 @@ from toolfleet.examples.airline_desk.enforcement import (
 from toolfleet.examples.airline_desk.fanout import FanoutCase, build_fanout_cases
 from toolfleet.examples.airline_desk.initial import system_policy
 from toolfleet.examples.airline_desk.model_server import MODEL, ScriptedModelServer, served_in_thread
-from toolfleet.examples.airline_desk.processes import ENFORCE, MODEL_NAME, SEED, URL, Processes
+from toolfleet.examples.airline_desk.processes import APPROVERS, ENFORCE, MODEL_NAME, SEED, URL, Processes
 from toolfleet.examples.airline_desk.recordings import Recording, load_recordings
 from toolfleet.examples.airline_desk.scripts import END_TEXT, result_problem
 from toolfleet.fleet import Fleet
@@ -90,11 +91,14 @@ def run_demo(
     model: str | None = None,
     workers: int = 1,
     enforce: bool = False,
+    approvers: bool = False,
 ) -> int:
     """Run the demo in folder `out`; 0 when everything was as recorded, else 1.
 
     With `enforce` a change to a reservation needs its details first; then the refused calls have to be those that the
     recordings alone say, and what follows one in its conversation is not compared.
+
+    With `approvers` nothing above tier medium runs before one of two people has approved it (`approvers.py`).
 
     With a broker that processes share the roles are processes of their own: `workers` for decisions, as many for
     tools, a collector and a keeper.
@@ -104,7 +108,9 @@ def run_demo(
     """
     recordings = load_recordings(conversations)
     out.mkdir(parents=True, exist_ok=True)
-    _same_demo(out, recordings, seed, base_url, enforce)
+    rules = {"enforce": True} if enforce else {}
+    rules |= {"approvers": True} if approvers else {}
+    _same_demo(out, recordings, seed, base_url, rules)
     console = Console()
     with ExitStack() as stack:
         url = base_url
@@ -120,21 +126,32 @@ def run_demo(
             seed=seed,
             signing_keys=_signing_keys(out) if shared else None,
             enforce=enforce,
+            approvers=approvers,
         )
         console.print(
             f"{len(recordings)} recorded conversations and {len(cases)} fan-out cases; results in {out}\n"
-            f'approvals="off": tools above tier medium ({", ".join(_gated(fleet))}) run here without asking anybody'
+            f"{_who_approves(fleet, approvers)}"
         )
-        told = {URL: url, SEED: str(seed), MODEL_NAME: model or MODEL, ENFORCE: str(int(enforce))}
+        told = {URL: url, SEED: str(seed), MODEL_NAME: model or MODEL}
+        told |= {ENFORCE: str(int(enforce)), APPROVERS: str(int(approvers))}
         processes = Processes(fleet, workers, told, console.print) if shared else None
         demo = Demo(fleet, recordings, cases, out, compare=base_url is None, processes=processes)
-        demo.enforce = enforce
+        demo.enforce, demo.approvers = enforce, approvers
         summary = asyncio.run(demo.run(console))
     console.print_json(json.dumps(summary))
-    good = summary["completed"] == summary["conversations"] and not summary["state_mismatches"]
-    good = good and summary.get("enforce", {}).get("as_expected", True)
-    good = good and not summary["result_mismatches"] and summary["fanout"]["completed"] == len(cases)
-    return 0 if good else 1
+    return 0 if _good(summary) else 1
+
+
+def _good(summary: Mapping[str, Any]) -> bool:
+    """Everything ended, was as recorded, and was allowed."""
+    return (
+        summary["completed"] == summary["conversations"]
+        and not summary["state_mismatches"]
+        and not summary["result_mismatches"]
+        and summary["fanout"]["completed"] == summary["fanout"]["cases"]
+        and summary.get("enforce", {}).get("as_expected", True)
+        and not summary.get("approvals", {}).get("unapproved_effects", 0)
+    )
 
 
 def build_fleet(
@@ -146,10 +163,14 @@ def build_fleet(
     seed: int,
     signing_keys: str | None = None,
     enforce: bool = False,
+    approvers: bool = False,
 ) -> tuple[Fleet, list[FanoutCase]]:
     """The fleet of the demo: the desk with its 14 tools, and one agent for each fan-out case."""
     fleet = Fleet(
-        database, broker=broker, approvals="off", model=OpenAIChatClient(base_url=url, api_key="not-needed")
+        database,
+        broker=broker,
+        approvals="required" if approvers else "off",
+        model=OpenAIChatClient(base_url=url, api_key="not-needed"),
     )
     fleet.configure(signing_keys=signing_keys, unpriced="ok")  # recorded answers cost nothing
     fleet.agent(
@@ -197,6 +218,7 @@ class Demo:
         self._desk_db = out / "desk.db"
         self._compare = compare
         self.enforce = False
+        self.approvers = False
         self._client: Client
 
     async def run(self, console: Console) -> dict[str, Any]:
@@ -207,16 +229,32 @@ class Demo:
                 await self._processes.start()
             self._client = self._fleet.client()
             started = time.monotonic()
-            with _progress(console, len(self._recordings), len(self._cases)) as advance:
-                told = await self._conversations(lambda: advance("conversations"))
-                seconds = time.monotonic() - started
-                fanned = await self._fanout(lambda: advance("fan-out cases"))
+            async with self._people() as people:
+                with _progress(console, len(self._recordings), len(self._cases)) as advance:
+                    told = await self._conversations(lambda: advance("conversations"))
+                    seconds = time.monotonic() - started
+                    fanned = await self._fanout(lambda: advance("fan-out cases"))
+                approvals = None if people is None else await people.summary(self._desk_db)
         finally:
             dropped = self._fleet.duplicates_dropped if self._processes is None else 0
             if self._processes is not None:
                 await self._processes.stop()
             await self._fleet.stop_async()
-        return self._write(told, fanned, seconds, dropped)
+        return self._write(told, fanned, seconds, dropped, approvals)
+
+    @asynccontextmanager
+    async def _people(self) -> AsyncIterator[PolicyApprovers | None]:
+        """Whoever decides while the demo runs; where they cannot, the demo ends and says why."""
+        if not self.approvers:
+            yield None
+            return
+        people = PolicyApprovers(self._client, self._recordings)
+        async with asyncio.TaskGroup() as group:
+            deciding = group.create_task(people.decide())
+            try:
+                yield people
+            finally:
+                deciding.cancel()
 
     async def _conversations(self, advance: Callable[[], None]) -> list[Told]:
         places = asyncio.Semaphore(CONVERSATIONS_AT_ONCE)
@@ -319,6 +357,7 @@ class Demo:
         fanned: list[tuple[FanoutCase, RunResult, list[MergeItem]]],
         seconds: float,
         dropped: int,
+        approvals: dict[str, Any] | None,
     ) -> dict[str, Any]:
         histogram = Counter(str(len(merge.results)) for _, _, merges in fanned for merge in merges)
         summary = {
@@ -343,6 +382,8 @@ class Demo:
         }
         if self.enforce:
             summary["enforce"] = self._enforced(told)
+        if approvals is not None:
+            summary["approvals"] = approvals
         lines = (json.dumps(asdict(one), ensure_ascii=False) for one in told)
         _replace(self._out / "results.jsonl", "".join(f"{line}\n" for line in lines))
         _replace(self._out / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -382,19 +423,27 @@ def _signing_keys(out: Path) -> str:
     return path.read_text()
 
 
-def _gated(fleet: Fleet) -> list[str]:
-    return sorted(
-        n for n, tool in fleet.registry.tools.items() if tool.spec.tier.value in ("high", "irreversible")
-    )
+def _who_approves(fleet: Fleet, approvers: bool) -> str:
+    gated = sorted(n for n, tool in fleet.registry.tools.items() if tool.spec.tier in PEOPLE)
+    if not approvers:
+        return (
+            f'approvals="off": tools above tier medium ({", ".join(gated)}) run here without asking anybody'
+        )
+    people = ", ".join(f"{name} ({tier.value})" for tier, name in PEOPLE.items())
+    return f"asked before {', '.join(gated)}: {people}"
 
 
 def _same_demo(
-    out: Path, recordings: tuple[Recording, ...], seed: int, base_url: str | None, enforce: bool
+    out: Path,
+    recordings: tuple[Recording, ...],
+    seed: int,
+    base_url: str | None,
+    rules: Mapping[str, bool],
 ) -> None:
     """A folder holds one demo: its input is written down before anything runs, and compared at every start."""
     digest = hashlib.sha256(json.dumps([[r.id, list(r.messages)] for r in recordings]).encode()).hexdigest()
     mine = {"conversations_sha256": digest, "seed": seed, "scripted": base_url is None}
-    mine |= {"enforce": True} if enforce else {}
+    mine |= rules
     path = out / "demo.json"
     if not path.exists():
         _replace(path, json.dumps(mine, indent=1) + "\n")

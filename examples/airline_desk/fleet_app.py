@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from toolfleet.examples.airline_desk.demo import build_fleet
-from toolfleet.examples.airline_desk.processes import ENFORCE, MODEL_NAME, SEED, URL
+from toolfleet.examples.airline_desk.processes import APPROVERS, ENFORCE, MODEL_NAME, SEED, URL
 
 fleet, _ = build_fleet(
     database=None,
@@ -14,4 +14,5 @@ fleet, _ = build_fleet(
     model=os.environ[MODEL_NAME],
     seed=int(os.environ[SEED]),
     enforce=os.environ.get(ENFORCE) == "1",
+    approvers=os.environ.get(APPROVERS) == "1",
 )

@@ -34,6 +34,12 @@ Enforce = Annotated[
         "--enforce", help="A change to a reservation needs its details first; calls out of order are refused."
     ),
 ]
+Approvers = Annotated[
+    bool,
+    typer.Option(
+        "--approvers", help="Two people approve what is above tier medium, each by a policy and a token."
+    ),
+]
 
 
 def demo(
@@ -46,6 +52,7 @@ def demo(
     base_url: BaseUrl = None,
     model: Model = None,
     enforce: Enforce = False,
+    approvers: Approvers = False,
 ) -> None:
     """Run recorded customer conversations and fan-out cases through a fleet, and check every result."""
     from toolfleet.commands.logs import configure_logs
@@ -62,5 +69,6 @@ def demo(
         model=model,
         workers=workers,
         enforce=enforce,
+        approvers=approvers,
     )
     raise typer.Exit(code)
