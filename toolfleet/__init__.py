@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from toolfleet.adapters.llm.anthropic_messages import AnthropicClient
     from toolfleet.adapters.llm.openai_chat import OpenAIChatClient, OpenAIResponsesClient
     from toolfleet.adapters.llm.scripted import Reply, ScriptedModel, call, calls, say
+    from toolfleet.batching.front import Batches, BatchOptions
     from toolfleet.celery_tasks import celery_task_tool
     from toolfleet.client import CancelAck, RunRequest, RunResult
     from toolfleet.definitions import Tool, tool
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from toolfleet.narrowing import narrow
     from toolfleet.outputs import Decision, decision_output
     from toolfleet.schemas.agents import AgentSpec, ExampleCall, ExampleTurn, Price
+    from toolfleet.schemas.batches import BatchLimits
     from toolfleet.schemas.context import ContextPolicy
     from toolfleet.schemas.contract import Prerequisite, ResultField, ToolExample
     from toolfleet.schemas.control import ControlPolicy, Narrowing, PolicyStep
     from toolfleet.schemas.effects import DidNotHappen, Happened, NoAnswer
     from toolfleet.schemas.errors import (
+        BatchRefused,
         BusinessError,
         NotSent,
         PermissionDenied,
@@ -44,6 +47,10 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentSpec",
     "AnthropicClient",
+    "BatchLimits",
+    "BatchOptions",
+    "BatchRefused",
+    "Batches",
     "BusinessError",
     "CallOutcome",
     "CancelAck",
@@ -100,6 +107,10 @@ __all__ = [
 _HOMES = {
     "AgentSpec": "schemas.agents",
     "AnthropicClient": "adapters.llm.anthropic_messages",
+    "BatchLimits": "schemas.batches",
+    "BatchOptions": "batching.front",
+    "BatchRefused": "schemas.errors",
+    "Batches": "batching.front",
     "BusinessError": "schemas.errors",
     "CallOutcome": "schemas.outcomes",
     "CancelAck": "client",

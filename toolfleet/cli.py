@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from toolfleet import __version__
-from toolfleet.commands import agents, breakers, database, dead, deciding, exits, keys, runs, tools
+from toolfleet.commands import agents, batch, breakers, database, dead, deciding, exits, keys, runs, tools
 from toolfleet.commands.demo import demo
 from toolfleet.commands.doctor import doctor
 from toolfleet.commands.run import run
@@ -34,6 +34,7 @@ app.command()(worker)
 app.add_typer(workers, name="workers")
 app.command()(run)
 app.add_typer(runs.app, name="runs")
+app.add_typer(batch.app, name="batch")
 app.add_typer(agents.app, name="agents")
 app.add_typer(dead.app, name="dead")
 app.add_typer(tools.app, name="tools")

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from toolfleet.access import Access
     from toolfleet.app import EmbeddedFleet
     from toolfleet.approving import Approving, Looked
+    from toolfleet.batching.face import FleetBatches
+    from toolfleet.batching.front import Batches
     from toolfleet.client import CancelAck, Client, RunResult
     from toolfleet.schemas.views import ApprovalView, EffectView, RunEvent
     from toolfleet.settings import Settings
@@ -396,6 +398,21 @@ class Fleet:
         from toolfleet.access import Access
 
         return Access(self.client().store)
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    @property
+    def batches(self) -> FleetBatches:
+        """Files of requests: `fleet.batches.submit("night.jsonl")`, blocking (docs/batches.md)."""
+        from toolfleet.batching.face import FleetBatches
+
+        return FleetBatches(self.batching, self._run)
+
+    def batching(self) -> Batches:
+        """All about batches, for asynchronous use."""
+        from toolfleet.batching.front import Batches
+
+        return Batches(self.client())
 
     async def submit_async(self, agent: str, input: str, **options: Any) -> str:
         from toolfleet.client import RunRequest

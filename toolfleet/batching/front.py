@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
@@ -201,7 +201,7 @@ class Batches:
 
     async def lines(
         self, batch_id: str, kind: Kind = "output", *, tenant: str | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The lines of the output file, of the error file, or of both: what has ended so far, in the order of the
         input, a page at a time. Of a batch that has ended, each custom_id is in exactly one of the two files."""
         view = await self.get(batch_id, tenant=tenant)
@@ -216,7 +216,7 @@ class Batches:
 
     async def watch(
         self, batch_id: str, *, tenant: str | None = None, every_s: float = WATCH_S
-    ) -> AsyncIterator[BatchProgress]:
+    ) -> AsyncGenerator[BatchProgress, None]:
         """How far it is, again and again until it has ended; also while it is paused. Raises UnknownBatch."""
         pace = Pace()
         while True:
