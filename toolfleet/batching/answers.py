@@ -26,21 +26,22 @@ STATUS_CODES: Final[Mapping[str, int]] = {
     RunStatus.CANCELLED: 409,
     RunStatus.FAILED: 500,
 }
+RUN_ERASED: Final = "run_erased"
 SENTENCES: Final[Mapping[str, str]] = {
     ItemCode.BATCH_EXPIRED: "the completion window of the batch was over before this request was done",
     ItemCode.BATCH_CANCELLED: "the batch was cancelled before this request was done",
     ItemCode.BATCH_COST_LIMIT: "the cost limit of the batch left nothing for this request",
     "quota": "the account of the model's provider has nothing left",
     "auth": "the model's provider refused the key",
-    "run_erased": "the run of this request was erased",
+    RUN_ERASED: "the run of this request was erased",
 }
 
 
 def answer_line(item: BatchItem, endpoint: str) -> bytes:
     """One line, its end included."""
     ident = f"batch_req_{(item.run_id or item.custom_id).removeprefix('run_')}"
-    completed = item.status is ItemStatus.COMPLETED
-    code = item.code or item.status.value
+    completed = item.status is ItemStatus.COMPLETED and item.run_status is not None
+    code = item.code or (item.status.value if item.run_status is not None else RUN_ERASED)
     message = SENTENCES.get(code, f"the run ended as {item.run_status} ({code})")
     response = None
     if item.run_status is not None:

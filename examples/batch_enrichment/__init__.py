@@ -1,0 +1,1 @@
+"""A night batch: support tickets in a CSV are looked up, classified, and written back, one answer for each."""
