@@ -16,6 +16,7 @@ from toolfleet import __version__
 from toolfleet.commands import agents, batch, breakers, database, dead, deciding, exits, keys, runs, tools
 from toolfleet.commands.demo import demo
 from toolfleet.commands.doctor import doctor
+from toolfleet.commands.purge import purge
 from toolfleet.commands.run import run
 from toolfleet.commands.terminal import print_error, print_text
 from toolfleet.commands.up import up
@@ -45,6 +46,7 @@ app.add_typer(keys.keys, name="keys")
 app.add_typer(keys.quotas, name="quotas")
 app.add_typer(breakers.app, name="breakers")
 app.add_typer(database.app, name="db")
+app.command()(purge)
 app.command()(doctor)
 app.command()(demo)
 

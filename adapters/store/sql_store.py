@@ -32,6 +32,7 @@ from toolfleet.adapters.store.batch import Batch
 from toolfleet.adapters.store.dialect import READING
 from toolfleet.adapters.store.engine import READERS, open_engine, translated
 from toolfleet.adapters.store.load import database_time
+from toolfleet.adapters.store.retention import SqlRetention
 from toolfleet.adapters.store.sql_batches import SqlBatches
 from toolfleet.adapters.store.writer import Job, Writer
 from toolfleet.schemas.access import Key, Quota, Replay, TenantUse
@@ -99,6 +100,7 @@ class SqlStore:
         self._role = role
         self._time_source = time_source
         self._batch = Batch(machine, self._time)
+        self.retention = SqlRetention(write=self._write, read=self._read)
         self.batches = SqlBatches(machine, self._time, write=self._write, read=self._read)
         self._opened: _Opened | None = None
         self._opening = threading.Lock()

@@ -108,6 +108,12 @@ runs = Table(
         sqlite_where=text("previous_run_id IS NOT NULL"),
         postgresql_where=text("previous_run_id IS NOT NULL"),
     ),
+    Index(
+        "ix_runs_finished",
+        "finished_at",
+        sqlite_where=text("finished_at IS NOT NULL"),
+        postgresql_where=text("finished_at IS NOT NULL"),
+    ),
     Index("ix_runs_status", "status", "id"),
     Index("ix_runs_agent", "agent", "id"),
     Index("ix_runs_tenant", "tenant", "id"),

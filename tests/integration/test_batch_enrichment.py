@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,27 +44,28 @@ def test_every_ticket_gets_its_topic_and_is_filed_once(pytestconfig: pytest.Conf
     assert sorted(filed) == sorted(TOPICS)
 
 
+@pytest.mark.timeout(400)  # five starts of a fleet, on a machine that may be busy
 def test_a_batch_that_was_killed_again_and_again_has_one_line_for_each_ticket(
     pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
     """Effects that were cut off end as `pending`, never twice: their tickets are filed once or not at all."""
-    count, kills = 60, 4
+    count, kills = 60, 3
     tickets = tmp_path / "tickets.csv"
     lines = [f"t-{number},c-1,an error\n" for number in range(count)]
     tickets.write_text("ticket_id,customer_id,text\n" + "".join(lines))
     filed = tmp_path / "filed.txt"
 
-    for kill in range(kills):
+    for _ in range(kills):
         running = _start(pytestconfig.rootpath, tmp_path, tickets)
-        want, deadline = 1 + (_lines(filed) + count // 8), time.monotonic() + WAIT_S / 2
-        while running.poll() is None and _lines(filed) < want and time.monotonic() < deadline:
-            running.poll()
-        if running.poll() is None:
-            os.kill(running.pid, signal.SIGKILL)
+        want = _lines(filed) + count // 8
+        while running.poll() is None and _lines(filed) < want:
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(0.05)
+        assert running.poll() is None, "it was killed while it worked"
+        os.kill(running.pid, signal.SIGKILL)
         running.communicate()
-        assert _lines(filed) > kill, "something was done before each kill"
     last = _start(pytestconfig.rootpath, tmp_path, tickets)
-    last.communicate(timeout=WAIT_S)
+    last.communicate()
 
     rows = _rows(tmp_path / "enriched.csv")
     assert [row["ticket_id"] for row in rows] == [f"t-{number}" for number in range(count)]

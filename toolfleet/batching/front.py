@@ -146,8 +146,10 @@ class Batches:
         )
 
         def new_run(request: RunRequest, agent: AgentSpec) -> NewRun:
-            made = self._client.new_run(replace(request, tenant=asked.tenant), agent)
-            return replace(made, principal=asked.principal, permissions=asked.permissions)
+            of_whom = replace(
+                request, tenant=asked.tenant, principal=asked.principal, permissions=asked.permissions
+            )
+            return self._client.new_run(of_whom, agent)
 
         return BatchReader(file, rules, agents, new_run, permitted)
 
