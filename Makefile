@@ -52,7 +52,7 @@ demo: setup ## run the recorded conversations through the embedded fleet; goes o
 
 # Side by side: the fault suite waits more than it computes (tests/conftest.py says what goes with what).
 test: setup ## every test that is not in the opt-in long suite (pytest -m slow); TEST_PROCESSES=0: one after the other
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
 
 corpus: setup ## every recorded case (TOOLFLEET_CASES=folder: other ones); prints and writes corpus.json
 	$(BIN)/python -m tests.corpus.run --out corpus.json

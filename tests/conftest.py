@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import servers
 
-TESTS = Path(__file__).parent
+FAULTS = "tests/fault/"
 
 # The suites that several files run; before any of them is imported.
 for suite in ("message_layer_suite", "tool_pace_suite", "governor_suite"):
@@ -40,24 +41,26 @@ def require(kind: str) -> None:
     pytest.skip(reason)  # a machine without that server runs all the rest; CI sets TOOLFLEET_REQUIRE
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+class ByFile(LoadScopeScheduling):
     """How `make test` shares out the tests: the fault suite goes to one process, the other files one by one.
 
     Two fault tests side by side would have twice as many worker processes wait for the two cores of a small machine.
     """
-    item.add_marker(
-        pytest.mark.xdist_group("fault" if _of_faults(item) else str(item.path.relative_to(TESTS)))
-    )
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return FAULTS if file.startswith(FAULTS) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(trylast=True)  # after the shuffling
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The fault suite is the longest of what is shared out, so it begins first."""
-    items.sort(key=lambda item: not _of_faults(item))
-
-
-def _of_faults(item: pytest.Item) -> bool:
-    return item.path.is_relative_to(TESTS / "fault")
+    items.sort(key=lambda item: not item.nodeid.startswith(FAULTS))
 
 
 @pytest.fixture(scope="session")
