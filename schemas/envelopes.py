@@ -23,19 +23,23 @@ def success(
     provenance: str = "",
     notes: Sequence[str] = (),
     notice: str | None = None,
+    reason: str | None = None,
     truncated: bool = False,
     reference: str | None = None,
     untrusted_text_omitted: bool = False,
     next_actions: Sequence[str] = (),
 ) -> str:
     """The envelope of a success. `data_json` is strict JSON, taken over byte for byte; `notes` say what was changed
-    or left out of it. `provenance` names where the data is from, `reference` where the whole of it can be read."""
+    or left out of it. `provenance` names where the data is from, `reference` where the whole of it can be read. `reason`: why a success has nothing
+    to show."""
     data = data_json.encode() if isinstance(data_json, str) else data_json
     fields: dict[str, Any] = {"status": SUCCESS, "data": orjson.Fragment(data)}
     if truncated:
         fields["data_truncated"] = True
     if reference:
         fields["reference"] = reference
+    if reason:
+        fields["reason_code"] = str(reason)
     if provenance:
         fields["provenance"] = provenance
     if notes:

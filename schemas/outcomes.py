@@ -126,6 +126,7 @@ class ReasonCode(StrEnum):
     CHILD_DIED = "child_died"
     RESULT_TOO_LARGE = "result_too_large"
     RESULT_NOT_JSON = "result_not_json"
+    RESULT_INVALID = "result_invalid"
     TOOL_NOT_LOADED = "tool_not_loaded"
     OUTCOME_UNKNOWN = "outcome_unknown"
     CANCELLED = "cancelled"

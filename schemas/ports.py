@@ -399,7 +399,7 @@ class ToolReturned:
 class ToolFailed:
     """A tool did not come back with a usable value.
 
-    `kind`: raised | timed_out | died | not_json | too_large | not_loaded. `error_type` is the exception's class
+    `kind`: raised | timed_out | died | not_json | too_large | result_invalid | not_loaded. `error_type` is the exception's class
     name; `code` and `fields` are those of a ToolError; `began` is False only where no line of the tool ran.
     """
 

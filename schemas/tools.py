@@ -91,6 +91,7 @@ class ToolSpec(BaseModel):
     stages: tuple[str, ...] = ()  # of a run, in which it may be called; none: in every one
     enters_stage: str | None = None  # where the run is after it has succeeded
     result_fields: tuple[ResultField, ...] = ()  # what the model may see of a result; none: all of it
+    result_schema: dict[str, Any] | None = None  # every result is checked against it
     cache_ttl_s: float = Field(default=0.0, ge=0, le=86_400)  # a read's result serves other runs for so long
 
     @field_validator("parameters")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
 from toolfleet.schemas.contract import Prerequisite, ResultField, Source, ToolExample
 from toolfleet.schemas.errors import InvalidDefinition
-from toolfleet.signatures import injected_of, result_fields_of, result_model_of, sources_of
+from toolfleet.signatures import injected_of, result_fields_of, result_model_of, result_schema_of, sources_of
 from toolfleet.tool_parts import EffectOptions
+from toolfleet.workers.executor.result_check import broken
 
 _AS_GIVEN: Final = (
     "returns",
@@ -28,7 +31,8 @@ class ContractOptions(EffectOptions, total=False):
 
     use_when, not_when, edge_cases, stages: one text or several. examples: arguments, or ToolExample. sources, injected:
     by argument, in place of From and Injected in the signature. requires: names of tools, or Prerequisite. result: a
-    pydantic model (default: the one the function is annotated to return), any other type with named parts, or fields.
+    pydantic model (default: what the function is annotated to return, where that is made of models), any other type with
+    named parts, or fields; results are checked against a type, and cut down to its fields.
     untrusted: the whole result is text from outside. summarise: a function of the projected data, run where the tool
     runs, whose result the model gets in place of one that is too long for it.
 
@@ -77,6 +81,7 @@ def contract_fields(chosen: dict[str, Any], hints: dict[str, Any], label: str) -
         for one in _several(chosen.get("requires", ()))
     )
     fields["result_fields"] = _result_fields(chosen, hints, label)
+    fields["result_schema"] = _result_schema(chosen, hints, label)
     return fields
 
 
@@ -100,6 +105,28 @@ def _result_fields(chosen: dict[str, Any], hints: dict[str, Any], label: str) ->
             one if isinstance(one, ResultField) else ResultField(path=str(one), deep=True) for one in result
         )
     return result_fields_of(result)
+
+
+def _result_schema(chosen: dict[str, Any], hints: dict[str, Any], label: str) -> dict[str, Any] | None:
+    """What every result is checked against: the declared type, or the model the function is annotated to return."""
+    declared = chosen.get("result", result_model_of(hints))
+    if isinstance(declared, (list, tuple)):
+        declared = result_model_of(hints)
+    if declared is None:
+        return None
+    try:
+        schema = result_schema_of(declared)
+    except (PydanticSchemaGenerationError, PydanticUserError) as exc:
+        raise InvalidDefinition(
+            f"tool {label!r}: its result cannot be described ({exc})",
+            hint="Use a pydantic model, a dataclass, a TypedDict or JSON types; or name the fields: result=[…].",
+        ) from exc
+    if why := broken(schema):
+        raise InvalidDefinition(
+            f"tool {label!r}: results cannot be checked against its result model ({why})",
+            hint="Simplify what the model asks of that field.",
+        )
+    return schema
 
 
 def schema_without(schema: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -62,6 +62,8 @@ def narrow(
         "description": description,
         "parameters": schema_without(spec.parameters, left_out),
     }
+    if options.get("result") is None or isinstance(options["result"], (list, tuple)):
+        fields["result_schema"] = spec.result_schema  # of the same function
     summarise = options.get("summarise")
     summariser = broad.summariser if summarise is None else summariser_of(summarise, label, spec.runner)
     return Tool(

@@ -19,7 +19,8 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, RootModel, SecretBytes, SecretStr
+from pydantic import BaseModel, RootModel, SecretBytes, SecretStr, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
 from toolfleet.schemas.contract import UNTRUSTED_CHARS_MAX, ResultField, Source
 
@@ -73,10 +74,38 @@ def _marked(hints: Mapping[str, Any], kind: type) -> Iterator[tuple[str, Any]]:
             yield from ((name, mark) for mark in hint.__metadata__ if isinstance(mark, kind))
 
 
-def result_model_of(hints: Mapping[str, Any]) -> type[BaseModel] | None:
-    """The pydantic model a function is annotated to return, if it is one."""
+def result_model_of(hints: Mapping[str, Any]) -> Any:
+    """What a function is annotated to return, if that is a pydantic model, a list of them, or one of several; else
+    None."""
     found = hints.get("return")
-    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+    return found if _has_model(found) else None
+
+
+def _has_model(annotation: Any) -> bool:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _has_model(arguments[0])
+    if origin in (typing.Union, types.UnionType, tuple, *_LISTS):
+        return any(map(_has_model, arguments))
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+class _Lenient(GenerateJsonSchema):
+    """The form of a result: what has no schema may be anything, and a decimal a number, as a dict has it."""
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+        return {}
+
+    def decimal_schema(self, schema: Any) -> dict[str, Any]:
+        return {"type": ["number", "string"]}
+
+
+def result_schema_of(annotation: Any) -> dict[str, Any]:
+    """The JSON Schema of results of this type, by the names of its fields. Raises what pydantic raises where it has
+    none."""
+    return TypeAdapter(annotation).json_schema(
+        by_alias=False, mode="serialization", schema_generator=_Lenient
+    )
 
 
 def result_fields_of(annotation: Any) -> tuple[ResultField, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration import result_tools as tools
-from toolfleet import CallOutcome, Fleet, RunStatus, ScriptedModel, call, say
+from toolfleet import CallOutcome, Fleet, RunStatus, ScriptedModel, call, calls, say
 from toolfleet.client import RunResult
 from toolfleet.schemas.limits import MESSAGE_BYTES_MAX, RESULT_BYTES_TO_MODEL
 
@@ -228,3 +228,60 @@ def test_a_refusal_as_long_as_a_book_is_cut_at_its_source(tmp_path: Path, declar
 
     assert result.results[0].outcome is CallOutcome.BUSINESS_ERROR
     assert 1_000 < len(result.results[0].content) < 3_000
+
+
+def _ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    ledger = tmp_path / "ledger"
+    monkeypatch.setenv("TOOLFLEET_TEST_LEDGER", str(ledger))
+    return ledger
+
+
+def test_a_result_that_does_not_fit_its_model_fails_by_its_field_and_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = _ledger(tmp_path, monkeypatch)
+    kinds = ["good", "no_number", "short", "wrong", "text"]
+    script = [calls(*(call("read_parcel", kind=one) for one in kinds)), "done"]
+
+    result = _ask(tmp_path, script, tools.read_parcel)
+
+    told = [_told(result, index) for index in range(5)]
+    assert [one.outcome for one in result.results] == [CallOutcome.OK] * 2 + [CallOutcome.FAILED] * 3
+    assert told[0]["data"] == {"parcel_id": "P-1", "weight_kg": 2.5}
+    assert told[1]["data"]["weight_kg"] is None and "not a finite number" in told[1]["notes"][0]
+    assert [one.reason for one in result.results[2:]] == ["result_invalid"] * 3
+    assert "(weight_kg: is required)" in told[2]["message"]
+    assert "parcel_id: is not of type" in told[3]["message"]
+    assert "weight_kg: is not of type" in told[3]["message"]
+    assert not any(one["retryable"] or one["retryable_by_model"] for one in told[2:])
+    assert "IGNORE ALL RULES" not in _everything_stored(tmp_path)
+    assert sorted(ledger.read_text().split()) == sorted(kinds)  # each ran once
+
+
+def test_every_one_of_a_list_of_models_is_checked_and_cut_down(tmp_path: Path) -> None:
+    script = [calls(*(call("list_parcels", kind=one) for one in ("good", "none", "short"))), "done"]
+
+    result = _ask(tmp_path, script, tools.list_parcels)
+
+    assert _told(result)["data"] == [{"parcel_id": "P-1", "weight_kg": 2.5}] * 2
+    assert (_told(result, 1)["status"], _told(result, 1)["data"]) == ("success", None)
+    assert (_told(result, 2)["reason_code"], _told(result, 2)["error_type"]) == ("result_invalid", "failed")
+    assert "[1].weight_kg: is required" in _told(result, 2)["message"]
+
+
+def test_an_effect_with_a_wrong_result_has_happened_and_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = _ledger(tmp_path, monkeypatch)
+    script = [call("send_parcel", kind="short"), call("send_parcel", kind="short"), "done"]
+
+    with _fleet(tmp_path, script, [tools.send_parcel]) as fleet:
+        result = fleet.submit("desk", "go").wait(timeout_s=WAIT_S)
+        effects = fleet.effects()
+
+    assert ledger.read_text().split() == ["short"]
+    assert [one.entry.state for one in effects] == ["happened"]
+    first = _told(result)
+    assert (first["status"], first["data"], first["reason_code"]) == ("success", None, "result_invalid")
+    assert "do not do it again" in first["notes"][0] and "weight_kg: is required" in first["notes"][0]
+    assert result.results[0].outcome is CallOutcome.OK

@@ -48,6 +48,7 @@ def _call(attempt: int, *, effect: bool = True, idempotent: bool = False) -> Cal
         (True, ToolFailed("died", "", 1.0), EffectState.RECONCILING, False),
         (False, ToolFailed("raised", "", 1.0, "ConnectionError"), EffectState.RECONCILING, False),
         (False, ToolFailed("not_json", "NaN", 1.0), EffectState.RECONCILING, False),  # it ran to its end
+        (False, ToolFailed("result_invalid", "id: is required", 1.0), EffectState.HAPPENED, False),
         (False, ToolFailed("raised", "", 1.0, "NotSent", "not_sent"), EffectState.NOT_SENT, False),
         (False, ToolFailed("died", "busy", 0.0, began=False), EffectState.NOT_SENT, False),
     ],

@@ -1,6 +1,6 @@
 """What a tool's contract asks of every attempt, between the executor and whatever runs the tool.
 
-Fills in what is injected, projects the result to its declared fields, keeps secrets out of what is stored, shortens what
+Fills in what is injected, checks the result against its model, projects the result to its declared fields, keeps secrets out of what is stored, shortens what
 is too long, and answers the tools the runtime brings itself. It stands before every backend, so that no tool escapes it.
 """
 
@@ -30,6 +30,7 @@ from toolfleet.schemas.ports import (
 from toolfleet.schemas.projection import REDACTED, UNTRUSTED_NOTE, project
 from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 from toolfleet.workers.executor.result_cache import Cache, key_of
+from toolfleet.workers.executor.result_check import unfit
 
 log = structlog.get_logger("toolfleet.contract")
 
@@ -156,6 +157,10 @@ class _Kept:
             return answer
         if part is not None:
             return _projected_part(self._spec, answer)
+        wrong = _unfit(self._spec, answer)
+        if wrong:
+            log.error("result_invalid", tool=self._spec.name, wrong=wrong)
+            return ToolFailed("result_invalid", wrong, answer.seconds)
         shown = _projected(self._spec, answer)
         data = shown.value_json if shown.shown_json is None else shown.shown_json
         if self._summariser is not None and len(data) > self._spec.result_bytes_to_model:
@@ -232,12 +237,23 @@ def _projected(spec: ToolSpec, answer: ToolReturned) -> ToolReturned:
     )
 
 
+def _unfit(spec: ToolSpec, answer: ToolReturned) -> str:
+    """What of the result does not fit what the tool declares; empty where nothing, or nothing is declared."""
+    if spec.result_schema is None:
+        return ""
+    return unfit(orjson.loads(answer.value_json), spec.result_schema, answer.notes)
+
+
 def _projected_part(spec: ToolSpec, answer: ToolReturned) -> ToolReturned:
     """What `reconcile` tells of a result is shown as the result itself would be."""
     said = orjson.loads(answer.value_json)
     if not isinstance(said, dict) or said.get("answer") != "happened":
         return answer
-    whole = _projected(spec, ToolReturned(orjson.dumps(said.get("result")), 0.0))
+    told = ToolReturned(orjson.dumps(said.get("result")), 0.0, answer.notes)
+    if wrong := _unfit(spec, told):
+        log.error("result_invalid", tool=spec.name, part="reconcile", wrong=wrong)
+        return replace(answer, value_json=orjson.dumps({"answer": "happened", "wrong": wrong}))
+    whole = _projected(spec, told)
     shown = whole.value_json if whole.shown_json is None else whole.shown_json
     return replace(answer, value_json=orjson.dumps({**said, "result": orjson.loads(shown)}))
 

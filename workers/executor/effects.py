@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import orjson
@@ -31,12 +31,13 @@ from toolfleet.schemas.ports import (
     ToolReturned,
     Transition,
 )
+from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolContext, ToolSpec
 from toolfleet.schemas.views import CallView
 from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.executor.gate import Asked, sent_hash
-from toolfleet.workers.executor.projection import effect_of, not_happened, returned
+from toolfleet.workers.executor.projection import done_unfit, effect_of, not_happened, returned
 from toolfleet.workers.leases import Leases
 from toolfleet.workers.points import Point
 from toolfleet.workers.publisher import Publisher
@@ -190,8 +191,7 @@ class Effects:
         match said.get("answer"):
             case "happened" if spec is not None:
                 came = EffectState.HAPPENED
-                value = ToolReturned(orjson.dumps(said.get("result")), _seconds(answer))
-                result = returned(call, spec, value).result
+                result = _told(call, spec, said, answer.seconds)
             case "did_not_happen":
                 came = EffectState.DID_NOT_HAPPEN
         if came is EffectState.RECONCILING:
@@ -226,5 +226,8 @@ def _said(answer: ToolAnswer) -> dict[str, object]:
     return said if isinstance(said, dict) else {}
 
 
-def _seconds(answer: ToolAnswer) -> float:
-    return answer.seconds
+def _told(call: CallState, spec: ToolSpec, said: Mapping[str, object], seconds: float) -> CallResult:
+    """The outcome of an effect that happened, with what `reconcile` says the tool would have returned."""
+    if "wrong" in said:
+        return done_unfit(call, ToolFailed("result_invalid", str(said["wrong"]), seconds))
+    return returned(call, spec, ToolReturned(orjson.dumps(said.get("result")), seconds)).result

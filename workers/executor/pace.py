@@ -43,7 +43,7 @@ def gate(pace: ToolPace, draw: Callable[[], float]) -> Gate:
 
 ANSWERED = frozenset({"business_error", "invalid_arguments", "denied"})  # the tool works; it said no
 NOT_ITS_FAULT = frozenset({"not_loaded", "tool_changed"})
-SPOKE = frozenset({"not_json", "too_large"})  # it came back, with what we cannot take
+SPOKE = frozenset({"not_json", "too_large", "result_invalid"})  # it came back, with what we cannot take
 
 
 def entry_of(view: CallView, call: CallState, spec: ToolSpec) -> ToolEntry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -110,7 +110,7 @@ def failed(call: CallState, spec: ToolSpec, answer: ToolFailed) -> Verdict:
 def effect_of(call: CallState, spec: ToolSpec | None, answer: ToolAnswer) -> EffectEnded:
     """T11: what is known of an effect after one attempt of it.
 
-    A value means that it happened. What the tool says itself (BusinessError, PermissionDenied) means that it did not,
+    A value means that it happened, also one that does not fit what the tool declares. What the tool says itself (BusinessError, PermissionDenied) means that it did not,
     and is final; NotSent and Refused mean the same, and are tried again. Everything else leaves it unknown.
     """
     command_id = call_command_id(call.call_id)
@@ -118,6 +118,8 @@ def effect_of(call: CallState, spec: ToolSpec | None, answer: ToolAnswer) -> Eff
         assert spec is not None, "what is not loaded returns nothing"
         result = returned(call, spec, answer).result
         return EffectEnded(command_id, call.attempt, EffectState.HAPPENED, result)
+    if answer.kind == "result_invalid":
+        return EffectEnded(command_id, call.attempt, EffectState.HAPPENED, done_unfit(call, answer))
     fields = dict(answer.fields or {})
     no_effect = call.idempotent and fields.get("no_effect") is True
     came, final = EffectState.REFUSED, None
@@ -137,6 +139,17 @@ def effect_of(call: CallState, spec: ToolSpec | None, answer: ToolAnswer) -> Eff
         return EffectEnded(command_id, call.attempt, came, failed_, again=True, delay_s=delay_s)
     died = answer.kind == "died"
     return EffectEnded(command_id, call.attempt, EffectState.RECONCILING, failed_, died=died)
+
+
+def done_unfit(call: CallState, answer: ToolFailed) -> CallResult:
+    """The outcome of an effect that happened, where what the tool returned of it is wrong: done, and nothing to show."""
+    note = (
+        f"it was done, so do not do it again; what {call.tool} returned does not fit what it declares "
+        f"({answer.message}), and is not shown"
+    )
+    notes = (note, *_edited(call))
+    content = success(b"null", provenance=call.tool, notes=notes, reason=ReasonCode.RESULT_INVALID)
+    return replace(_ok(call, content, answer.seconds, None), reason=str(ReasonCode.RESULT_INVALID))
 
 
 def not_happened(call: CallState) -> CallResult:
@@ -166,6 +179,7 @@ _REASONS = {
     "died": ReasonCode.CHILD_DIED,
     "not_json": ReasonCode.RESULT_NOT_JSON,
     "too_large": ReasonCode.RESULT_TOO_LARGE,
+    "result_invalid": ReasonCode.RESULT_INVALID,
     "not_loaded": ReasonCode.TOOL_NOT_LOADED,
     "tool_changed": ReasonCode.TOOL_CHANGED,
     "raised": ReasonCode.EXCEPTION,
@@ -235,6 +249,8 @@ def _cause(timeout_s: float, answer: ToolFailed) -> str:
             return f"its result cannot be given on ({answer.message})"
         case "too_large":
             return f"its result is too large ({answer.message})"
+        case "result_invalid":
+            return f"what it returned does not fit what it declares ({answer.message})"
         case "not_loaded":
             return "it is not loaded where it should have run"
         case "tool_changed":
