@@ -16,6 +16,7 @@ from toolfleet.adapters.telemetry import ids as trace_ids
 from toolfleet.adapters.telemetry.caller import trace_of_caller
 from toolfleet.adapters.telemetry.ids import Traceparent
 from toolfleet.definitions import unknown_agent
+from toolfleet.found import Found, found_in
 from toolfleet.quotas import Quotas
 from toolfleet.request_checks import (
     acts_for,
@@ -116,6 +117,16 @@ class RunResult:
     @property
     def ok(self) -> bool:
         return self.status is RunStatus.COMPLETED
+
+    @property
+    def limit(self) -> str | None:
+        """Which limit ended it (`turns_max`, `deadline`, …); None: none did."""
+        return self.reason if self.status is RunStatus.LIMIT_REACHED else None
+
+    @property
+    def found(self) -> tuple[Found, ...]:
+        """Of a run that a limit ended: what its calls had found until then, at most FOUND_BYTES_MAX of it."""
+        return () if self.limit is None else found_in(self.results)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ PAUSE_S = 0.02
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 RESULT_KEYS = {
     *("run_id", "agent", "status", "reason", "output", "turns", "model_calls", "tool_calls", "corrections"),
-    *("input_tokens", "output_tokens", "cost_usd", "results"),
+    *("input_tokens", "output_tokens", "cost_usd", "results", "limit", "found"),
 }
 
 APP = '''

@@ -180,4 +180,6 @@ def _print_result(result: RunResult, *, as_json: bool) -> None:
     if not result.ok:
         reason = f" ({result.reason})" if result.reason else ""
         note(f"run {result.run_id} ended {result.status.value}{reason}")
+        for one in result.found:
+            note(shapes.found_line(one))
         note(f"What happened: toolfleet runs show {result.run_id}")

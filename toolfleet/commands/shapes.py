@@ -9,12 +9,14 @@ from toolfleet.commands.terminal import cut, iso
 
 if TYPE_CHECKING:
     from toolfleet.client import CancelAck, RunResult
+    from toolfleet.found import Found
     from toolfleet.schemas.commands import CommandRow
     from toolfleet.schemas.results import CallResult
     from toolfleet.schemas.run import CallState
     from toolfleet.schemas.views import DeadLetter, RunEvent, RunView, StepView
 
 BODY_CHARS_MAX = 4_000
+FOUND_CHARS_MAX = 1_000
 
 
 def result(done: RunResult) -> dict[str, Any]:
@@ -25,6 +27,8 @@ def result(done: RunResult) -> dict[str, Any]:
         "status": done.status.value,
         "reason": done.reason,
         "output": done.output,
+        "limit": done.limit,
+        "found": [found(one) for one in done.found],
         "turns": done.turns,
         "model_calls": done.model_calls,
         "tool_calls": done.tool_calls,
@@ -34,6 +38,16 @@ def result(done: RunResult) -> dict[str, Any]:
         "cost_usd": done.cost_usd,
         "results": [call_result(one) for one in done.results],
     }
+
+
+def found(one: Found) -> dict[str, Any]:
+    """What a call had found when a limit ended its run."""
+    return {"call_id": one.call_id, "tool": one.tool, "data": one.data, "left_out": one.left_out}
+
+
+def found_line(one: Found) -> str:
+    data = "too long to show here" if one.left_out else json.dumps(one.data, ensure_ascii=False)
+    return cut(f"found by {one.tool}: {data}", FOUND_CHARS_MAX)
 
 
 def call_result(one: CallResult) -> dict[str, Any]:
