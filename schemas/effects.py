@@ -141,7 +141,7 @@ class StandingApproval:
 class Audit:
     """One decision about an approval, or one that was refused: by whom, about what, why."""
 
-    action: str  # ask | approve | reject | edit | resolve | standing | result
+    action: str  # ask | approve | reject | edit | resolve | standing | standing_add | standing_end | result
     accepted: bool
     reason: str
     by: str = ""

@@ -6,7 +6,6 @@ be decided is refused with the reason, and written down as well as what was.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,12 +15,11 @@ import orjson
 
 from toolfleet.access import TOKEN_PREFIX_APPROVER, Access, hashed
 from toolfleet.schemas.access import ANY, Key, Scope
-from toolfleet.schemas.effects import ApprovalStatus, Audit, EffectState, StandingApproval
+from toolfleet.schemas.effects import ApprovalStatus, Audit, EffectState
 from toolfleet.schemas.errors import InputError, NotAllowed, UnknownApproval, UnknownEffect
 from toolfleet.schemas.events import ApprovalDecided, EffectResolved
 from toolfleet.schemas.ids import RunId, idempotency_key_of
 from toolfleet.schemas.limits import QUIET_S
-from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.ports import Applied, RunStore, Transition
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.tools import ToolSpec
@@ -410,29 +408,6 @@ class Approving:
             raise InputError(
                 f"there is no approver {approver_id!r} that could be revoked", hint="toolfleet approvers ls"
             )
-
-    async def add_standing(
-        self, tool: str, *, arguments: Mapping[str, Any], tenant: str, valid_s: float, token: str
-    ) -> StandingApproval:
-        """Calls of this tool with these values, of this tenant, need not be asked for until then; up to tier high.
-
-        Raises InputError, NotAllowed."""
-        if valid_s <= 0 or not tool or not tenant or tenant == ANY:
-            raise InputError(
-                "a standing approval names one tool and one tenant, and for how long it holds",
-                hint="valid_s=3600, tenant='default', arguments={'currency': 'EUR'}",
-            )
-        who = await self._approver(token)
-        if who is None or who.may_approve(tenant=tenant, tool=tool, tier=Tier.HIGH):
-            raise NotAllowed(
-                "this token may not approve that", hint="toolfleet approvers ls", reason="not_allowed"
-            )
-        now = await self.store.now()
-        standing = StandingApproval(
-            f"std_{secrets.token_hex(8)}", tenant, tool, dict(arguments), now + valid_s, who.name, now
-        )
-        await self.store.add_standing(standing)
-        return standing
 
     async def _transition(self, run_id: str, event: ApprovalDecided | EffectResolved) -> Applied:
         (applied,) = await self.store.transact([Transition(RunId(run_id), event)])

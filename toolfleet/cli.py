@@ -13,7 +13,19 @@ from typing import Annotated
 import typer
 
 from toolfleet import __version__
-from toolfleet.commands import agents, batch, breakers, database, dead, deciding, exits, keys, runs, tools
+from toolfleet.commands import (
+    agents,
+    batch,
+    breakers,
+    database,
+    dead,
+    deciding,
+    exits,
+    keys,
+    runs,
+    standing,
+    tools,
+)
 from toolfleet.commands.demo import demo
 from toolfleet.commands.doctor import doctor
 from toolfleet.commands.purge import purge
@@ -39,6 +51,7 @@ app.add_typer(batch.app, name="batch")
 app.add_typer(agents.app, name="agents")
 app.add_typer(dead.app, name="dead")
 app.add_typer(tools.app, name="tools")
+deciding.approvals.add_typer(standing.standing, name="standing")
 app.add_typer(deciding.approvals, name="approvals")
 app.add_typer(deciding.approvers, name="approvers")
 app.add_typer(deciding.effects, name="effects")

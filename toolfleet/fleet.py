@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from toolfleet.batching.face import FleetBatches
     from toolfleet.batching.front import Batches
     from toolfleet.client import CancelAck, Client, RunResult
+    from toolfleet.schemas.effects import StandingApproval
     from toolfleet.schemas.views import ApprovalView, EffectView, RunEvent
     from toolfleet.settings import Settings
+    from toolfleet.standing import Standing
     from toolfleet.telemetry import Instruments
     from toolfleet.worker import Worker
     from toolfleet.workers.publisher import Publisher
@@ -361,6 +363,27 @@ class Fleet:
         """The token of somebody who may decide, shown this once; `scope`: tenants, tools, tiers (default: any),
         grants (permissions they may grant for one call; default: none)."""
         return self._run(self.approving().add_approver(name, **scope))
+
+    def standing(self, **only: Any) -> list[StandingApproval]:
+        """Standing approvals in force, the newest first; `only`: tenant, tool, limit, ended (True: those that are over,
+        too)."""
+        return self._run(self._standing().ls(**only))
+
+    def add_standing(
+        self, tool: str, *, arguments: Mapping[str, Any], tenant: str, valid_s: float, token: str
+    ) -> StandingApproval:
+        """Approve calls of this tool with these values, of this tenant, beforehand. Raises InputError, NotAllowed."""
+        scope: dict[str, Any] = {"arguments": arguments, "tenant": tenant, "valid_s": valid_s}
+        return self._run(self._standing().add(tool, **scope, token=token))
+
+    def end_standing(self, standing_id: str, *, token: str) -> StandingApproval:
+        """Calls are asked for again. Raises UnknownApproval, NotAllowed, InputError where it is over."""
+        return self._run(self._standing().end(standing_id, token=token))
+
+    def _standing(self) -> Standing:
+        from toolfleet.standing import Standing
+
+        return Standing(self.client().store)
 
     def approving(self) -> Approving:
         """All about approvals, approvers and effects, for asynchronous use."""

@@ -189,8 +189,9 @@ def approval_view(connection: Connection, approval_id: str) -> ApprovalView | No
     return None if row is None else ledger_codec.approval_view(row)
 
 
-def add_standing(connection: Connection, standing: StandingApproval, now: float) -> None:
+def add_standing(connection: Connection, standing: StandingApproval, audit_: Audit, now: float) -> None:
     connection.execute(insert(standing_approvals), ledger_codec.standing_values(standing, now))
+    add_audit(connection, audit_, now)
 
 
 def standing(connection: Connection, now: float, tenant: str, tool: str) -> list[StandingApproval]:
@@ -198,13 +199,38 @@ def standing(connection: Connection, now: float, tenant: str, tool: str) -> list
     return [ledger_codec.standing(row) for row in found]
 
 
-def end_standing(connection: Connection, standing_id: str, now: float) -> bool:
+def standings(
+    connection: Connection, now: float, limit: int, tenant: str | None, tool: str | None, ended: bool
+) -> list[StandingApproval]:
+    """The one that was made last first."""
+    rows = standing_approvals.c
+    statement = select(standing_approvals).order_by(rows.created_at.desc(), rows.id.desc()).limit(limit)
+    if tenant is not None:
+        statement = statement.where(rows.tenant == tenant)
+    if tool is not None:
+        statement = statement.where(rows.tool == tool)
+    if not ended:
+        statement = statement.where(rows.expires_at > now)
+    return [ledger_codec.standing(row) for row in connection.execute(statement).mappings()]
+
+
+def standing_of(connection: Connection, standing_id: str) -> StandingApproval | None:
+    one = select(standing_approvals).where(standing_approvals.c.id == standing_id)
+    row = connection.execute(one).mappings().one_or_none()
+    return None if row is None else ledger_codec.standing(row)
+
+
+def end_standing(connection: Connection, standing_id: str, audit_: Audit, now: float) -> bool:
+    """It is over from now on; False, and nothing is written, where it is not in force."""
     ended = (
         update(standing_approvals)
         .where(standing_approvals.c.id == standing_id, standing_approvals.c.expires_at > now)
         .values(expires_at=now)
     )
-    return connection.execute(ended).rowcount == 1
+    if connection.execute(ended).rowcount != 1:
+        return False
+    add_audit(connection, audit_, now)
+    return True
 
 
 def add_audit(connection: Connection, one: Audit, now: float) -> None:

@@ -447,14 +447,22 @@ class MemoryStore(MemoryAccess):
     async def approval(self, approval_id: str) -> ApprovalView | None:
         return self.ledger.approval(approval_id)
 
-    async def add_standing(self, standing: StandingApproval) -> None:
-        self.ledger.add_standing(standing, self._now())
+    async def add_standing(self, standing: StandingApproval, audit: Audit) -> None:
+        self.ledger.add_standing(standing, audit, self._now())
 
     async def standing(self, tenant: str, tool: str) -> list[StandingApproval]:
         return self.ledger.standing(tenant, tool, self._now())
 
-    async def end_standing(self, standing_id: str) -> bool:
-        return self.ledger.end_standing(standing_id, self._now())
+    async def standings(
+        self, *, limit: int, tenant: str | None = None, tool: str | None = None, ended: bool = False
+    ) -> list[StandingApproval]:
+        return self.ledger.standings(limit, tenant, tool, None if ended else self._now())
+
+    async def standing_of(self, standing_id: str) -> StandingApproval | None:
+        return self.ledger.standing_of(standing_id)
+
+    async def end_standing(self, standing_id: str, audit: Audit) -> bool:
+        return self.ledger.end_standing(standing_id, audit, self._now())
 
     async def add_audit(self, audit: Audit) -> None:
         self.ledger.add_audit(audit, self._now())

@@ -106,18 +106,35 @@ class MemoryLedger:
     def approval(self, approval_id: str) -> ApprovalView | None:
         return next((view for view in self._approvals() if view.approval.id == approval_id), None)
 
-    def add_standing(self, standing: StandingApproval, now: float) -> None:
+    def add_standing(self, standing: StandingApproval, audit: Audit, now: float) -> None:
         self._standing[standing.id] = replace(standing, created_at=now)
+        self.add_audit(audit, now)
 
     def standing(self, tenant: str, tool: str, now: float) -> list[StandingApproval]:
         found = [one for one in self._standing.values() if (one.tenant, one.tool) == (tenant, tool)]
         return sorted((one for one in found if one.expires_at > now), key=lambda one: one.id)
 
-    def end_standing(self, standing_id: str, now: float) -> bool:
+    def standings(
+        self, limit: int, tenant: str | None, tool: str | None, now: float | None
+    ) -> list[StandingApproval]:
+        found = [
+            one
+            for one in self._standing.values()
+            if tenant in (None, one.tenant)
+            and tool in (None, one.tool)
+            and (now is None or one.expires_at > now)
+        ]
+        return sorted(found, key=lambda one: (one.created_at, one.id), reverse=True)[:limit]
+
+    def standing_of(self, standing_id: str) -> StandingApproval | None:
+        return self._standing.get(standing_id)
+
+    def end_standing(self, standing_id: str, audit: Audit, now: float) -> bool:
         found = self._standing.get(standing_id)
         if found is None or found.expires_at <= now:
             return False
         self._standing[standing_id] = replace(found, expires_at=now)
+        self.add_audit(audit, now)
         return True
 
     def add_audit(self, audit: Audit, now: float) -> None:

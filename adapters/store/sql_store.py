@@ -288,17 +288,27 @@ class SqlStore:
     async def approval(self, approval_id: str) -> ApprovalView | None:
         return await self._read(ledger_rows.approval_view, approval_id)
 
-    async def add_standing(self, standing: StandingApproval) -> None:
+    async def add_standing(self, standing: StandingApproval, audit: Audit) -> None:
         await self._write(
-            lambda connection: ledger_rows.add_standing(connection, standing, self._time(connection))
+            lambda connection: ledger_rows.add_standing(connection, standing, audit, self._time(connection))
         )
 
     async def standing(self, tenant: str, tool: str) -> list[StandingApproval]:
         return await self._read_now(ledger_rows.standing, tenant, tool)
 
-    async def end_standing(self, standing_id: str) -> bool:
+    async def standings(
+        self, *, limit: int, tenant: str | None = None, tool: str | None = None, ended: bool = False
+    ) -> list[StandingApproval]:
+        return await self._read_now(ledger_rows.standings, limit, tenant, tool, ended)
+
+    async def standing_of(self, standing_id: str) -> StandingApproval | None:
+        return await self._read(ledger_rows.standing_of, standing_id)
+
+    async def end_standing(self, standing_id: str, audit: Audit) -> bool:
         return await self._write(
-            lambda connection: ledger_rows.end_standing(connection, standing_id, self._time(connection))
+            lambda connection: ledger_rows.end_standing(
+                connection, standing_id, audit, self._time(connection)
+            )
         )
 
     async def add_audit(self, audit: Audit) -> None:

@@ -131,7 +131,7 @@ def approvals_approve(
     as_json: options.AsJson = False,
 ) -> None:
     """Confirm a call as it stands. Some take two people, or two confirmations of one."""
-    mine = _token(token)
+    mine = token_of(token)
     done = _ask(
         app, database, lambda door: door.approve(approval_id, token=mine, reason=reason, arguments_hash=seen)
     )
@@ -148,7 +148,7 @@ def approvals_reject(
     as_json: options.AsJson = False,
 ) -> None:
     """Refuse a call; the model is told why."""
-    mine = _token(token)
+    mine = token_of(token)
     _tell(_ask(app, database, lambda door: door.reject(approval_id, token=mine, reason=reason)), as_json)
 
 
@@ -166,7 +166,7 @@ def approvals_edit(
     as_json: options.AsJson = False,
 ) -> None:
     """Confirm a call with other arguments. They are checked as the model's are, and the model is told what really ran."""
-    mine, given = _token(token), _object(arguments)
+    mine, given = token_of(token), json_object(arguments)
     done = _ask(
         app,
         database,
@@ -293,7 +293,7 @@ def effects_resolve(
         raise InputError(f"an effect is not {outcome!r}", hint="happened or did_not_happen")
     said = {
         "happened": outcome == "happened",
-        "token": _token(token),
+        "token": token_of(token),
         "note": note_,
         "answer": None if answer is None else _json(answer, "--answer"),
     }
@@ -491,7 +491,7 @@ async def _asked(settings: Settings, ask: Callable[[Approving], Awaitable[T]]) -
         return await ask(Approving(client.store, client.publish_due))
 
 
-def _token(given: str | None) -> str:
+def token_of(given: str | None) -> str:
     from toolfleet.schemas.errors import InputError
 
     if not given:
@@ -502,7 +502,7 @@ def _token(given: str | None) -> str:
     return given
 
 
-def _object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
     from toolfleet.schemas.errors import InputError
 
     found = _json(text, "--arguments")
