@@ -26,6 +26,7 @@ from tests.fault.stack import LEASE_S, ROLES, ROOT, Process, Stack, wait_until
 from toolfleet.schemas.errors import StoreUnavailable
 from toolfleet.workers.points import POINTS
 
+JUDGED: Final = ("streams",)  # the stacks whose reports have to stand in docs/ledger
 SLEEP: Final = "SIGSTOP between claim and send"
 FAULTS: Final = (*POINTS, SLEEP)
 ROLE_OF: Final = {"decide": "decide", "exec": "exec", "collect": "collect", "keeper": "keep", SLEEP: "exec"}
@@ -33,6 +34,9 @@ APP: Final = "tests.fault.ledger_app:fleet"
 SLEEPS_S: Final = (0.5, SEND_BY_S + 0.5, LEASE_S + SEND_BY_S + 1.0)  # sent, given up, overtaken
 MISSED_S: Final = 30.0  # a victim that nothing came to is given more
 END_S: Final = 900.0  # hundreds of runs, each with deadlines and quiet times, on a machine that is busy
+RUNS_MIN: Final = 200  # of a whole siege
+FAULTS_MIN: Final = 500
+PATIENCE_S: Final = 600.0  # for one step of a siege; the test's own timeout is what ends it
 TWINS: Final = 0.1  # share of the runs that ask for a refund somebody else asks for
 
 
@@ -113,10 +117,14 @@ class Siege:
                 elif role not in victims and all(one.role != role for one in steady):
                     steady.append(self.stack.start(role, wait=False))
             if not victims and not sleeping:
-                self.stack.wait_for(*steady)
+                self.stack.wait_for(*steady, seconds=PATIENCE_S)
                 return steady
             self._feed(victims.values())
-            wait_until(lambda: self._any_struck(victims, sleeping), "something is struck, or wants to be")
+            wait_until(
+                lambda: self._any_struck(victims, sleeping),
+                "something is struck, or wants to be",
+                seconds=PATIENCE_S,
+            )
             for role, victim in list(victims.items()):
                 if self._is_struck(victim):
                     self._count(victim.fault)
@@ -138,7 +146,8 @@ class Siege:
         """It goes on, ends what it held, and is gone."""
         held = "SELECT count(*) FROM commands WHERE token IS NOT NULL AND owner LIKE :owner"
         victim.process.signal(signal.SIGCONT)
-        wait_until(lambda: self.stack.query(held, owner=f"%:{victim.process.pid}")[0][0] == 0, "it lets go")
+        owner = f"%:{victim.process.pid}"
+        wait_until(lambda: self.stack.query(held, owner=owner)[0][0] == 0, "it lets go", seconds=PATIENCE_S)
         self.stack.end(victim.process)
 
     def _victim(self, role: str, fault: str) -> Victim:

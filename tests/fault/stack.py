@@ -161,10 +161,10 @@ class Stack:
             timeout=START_S,
         )
 
-    def wait_for(self, *processes: Process) -> None:
+    def wait_for(self, *processes: Process, seconds: float = START_S) -> None:
         """Until they are there; a process that ended before says what it wrote."""
         for process in processes:
-            wait_until(lambda one=process: self._there(one), f"{process.role} starts", seconds=START_S)
+            wait_until(lambda one=process: self._there(one), f"{process.role} starts", seconds=seconds)
 
     def start_all(self, roles: Sequence[str] = ROLES) -> dict[str, Process]:
         """One process of each role, started side by side; of an embedded stack the one there is."""

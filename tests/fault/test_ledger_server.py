@@ -13,12 +13,21 @@ import pytest
 
 from tests.fault.conftest import OpenStack
 from tests.fault.ledger_server import BEHAVIOURS
-from tests.fault.siege import FAULTS, SLEEP, empty_pairs, judged, laid, provider
+from tests.fault.siege import (
+    FAULTS,
+    FAULTS_MIN,
+    RUNS_MIN,
+    SLEEP,
+    empty_pairs,
+    judged,
+    laid,
+    provider,
+)
 
 SEED = 20261130
 AROUND = (*(point for point in FAULTS if point.startswith("exec.")), SLEEP)
-RUNS_MIN = 200
-FAULTS_MIN = 500
+STRIKES = (*FAULTS, *AROUND, "exec.after_lease", "exec.after_tool")
+assert len(STRIKES) * len(BEHAVIOURS) >= RUNS_MIN
 
 
 # B050: of eight behaviours at once, struck between claim and send, after the tool, and put to sleep.
@@ -39,7 +48,7 @@ def test_a_refund_happens_once_whatever_strikes(open_stack: OpenStack) -> None:
 @pytest.mark.parametrize("kind", ["embedded", "streams"])
 def test_500_faults_over_200_runs_and_every_pair_of_them(kind: str, open_stack: OpenStack) -> None:
     with provider() as address:
-        siege = laid(open_stack(kind), address, SEED, (*FAULTS, *AROUND))
+        siege = laid(open_stack(kind), address, SEED, STRIKES)
         siege.play()
         report = judged(siege, SEED)
 
