@@ -26,7 +26,7 @@ from tests.fault.stack import LEASE_S, ROLES, ROOT, Process, Stack, wait_until
 from toolfleet.schemas.errors import StoreUnavailable
 from toolfleet.workers.points import POINTS
 
-JUDGED: Final = ("streams",)  # the stacks whose reports have to stand in docs/ledger
+JUDGED: Final = ("streams", "embedded")  # the stacks whose reports stand in docs/ledger: one on each database
 SLEEP: Final = "SIGSTOP between claim and send"
 FAULTS: Final = (*POINTS, SLEEP)
 ROLE_OF: Final = {"decide": "decide", "exec": "exec", "collect": "collect", "keeper": "keep", SLEEP: "exec"}

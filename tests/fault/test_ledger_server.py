@@ -16,6 +16,7 @@ from tests.fault.ledger_server import BEHAVIOURS
 from tests.fault.siege import (
     FAULTS,
     FAULTS_MIN,
+    JUDGED,
     RUNS_MIN,
     SLEEP,
     empty_pairs,
@@ -45,7 +46,7 @@ def test_a_refund_happens_once_whatever_strikes(open_stack: OpenStack) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["embedded", "streams"])
+@pytest.mark.parametrize("kind", JUDGED)
 def test_500_faults_over_200_runs_and_every_pair_of_them(kind: str, open_stack: OpenStack) -> None:
     with provider() as address:
         siege = laid(open_stack(kind), address, SEED, STRIKES)
