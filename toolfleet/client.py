@@ -518,9 +518,9 @@ def _check(request: RunRequest) -> None:
         raise InputError(f"no lane is called {request.lane!r}", hint=f"Lanes: {', '.join(Lane)}.")
     if request.limits is not None and not isinstance(request.limits, Limits):
         raise InputError("limits must be a Limits object", hint="Write limits=Limits(turns_max=3).")
-    acts_for(request.principal, request.permissions, request.context)
     check_deadline(request.deadline_s)
     check_context(request.context)
+    acts_for(request.principal, request.permissions, request.context)
 
 
 def _check_intent(request: RunRequest, agent: AgentSpec) -> None:

@@ -167,7 +167,10 @@ def hanging(child: Child, silent_s: float | None, now_s: float) -> str:
     """Why a child counts as hanging, empty: it does not. `silent_s`: since its last beat, None: it has sent none."""
     if silent_s is None:
         lived_s = now_s - child.started_at
-        return f"it has not begun to work within {lived_s:.0f} s" if lived_s > FIRST_S else ""
+        patience_s = FIRST_S * (
+            1 + child.restarts
+        )  # longer each time: the machine may be too slow, not the child stuck
+        return f"it has not begun to work within {lived_s:.0f} s" if lived_s > patience_s else ""
     return f"it has said nothing for {silent_s:.0f} s" if silent_s > SILENT_S else ""
 
 

@@ -81,6 +81,7 @@ class Consumer:
         self._stopping = False
         self._looked_at = clock.monotonic_s()
         self._taken_at = clock.monotonic_s()
+        self._settled_at = clock.monotonic_s()
         self.taken = 0  # messages fetched since the start
         self.settled = 0  # messages the broker was told to be done with
 
@@ -100,6 +101,7 @@ class Consumer:
             settled=self.settled,
             looked_s=now - self._looked_at,
             taken_s=now - self._taken_at,
+            settled_s=now - self._settled_at,
             oldest_s=now - oldest,
         )
 
@@ -246,6 +248,7 @@ class Consumer:
         try:
             await self._layer.settle(deliveries)
             self.settled += len(deliveries)
+            self._settled_at = self._clock.monotonic_s()
         except BrokerUnavailable as exc:  # they come again, find no row, and are settled then
             log.warning("settle_failed", messages=len(deliveries), error=exc.message)
 

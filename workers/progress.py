@@ -19,8 +19,8 @@ WAITING_S: Final = 180.0  # twice what the keeper waits before it publishes a ro
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How one consumer gets on. `..._s` are ages: since it last looked at the broker, since it last got a message,
-    and of the oldest thing it works on (0: nothing)."""
+    """How one consumer gets on. `..._s` are ages: since it last looked at the broker, since it last got a message, since
+    it last settled one (or began, if it has not), and of the oldest thing it works on (0: nothing)."""
 
     queues: tuple[str, ...]
     slots: int
@@ -29,6 +29,7 @@ class Progress:
     settled: int
     looked_s: float
     taken_s: float
+    settled_s: float
     oldest_s: float
 
 
@@ -42,8 +43,11 @@ def stuck(progress: Progress, loads: Sequence[QueueLoad], *, longest_s: float) -
     room = progress.in_flight < progress.slots
     if room and progress.looked_s > LOOK_S:
         return f"{name}: has not looked at the broker for {progress.looked_s:.0f} s, though it has room"
-    if progress.in_flight and progress.oldest_s > longest_s + STEP_MARGIN_S:
-        return f"{name}: a step has been in flight for {progress.oldest_s:.0f} s; none may take {longest_s:.0f} s"
+    still_s = min(
+        progress.oldest_s, progress.settled_s
+    )  # what was fetched may wait its turn while others are settled
+    if progress.in_flight and still_s > longest_s + STEP_MARGIN_S:
+        return f"{name}: nothing has been settled for {still_s:.0f} s; no step may take {longest_s:.0f} s"
     if not room:
         return None
     patience = max(WAITING_S, longest_s + STEP_MARGIN_S)

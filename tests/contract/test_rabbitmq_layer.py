@@ -393,7 +393,7 @@ def test_everything_fails_soon_and_alike_while_the_broker_is_away(rabbitmq: serv
 
 def test_a_publish_returns_when_it_is_confirmed_and_not_before(rabbitmq: servers.Server) -> None:
     async def story(broker: Broker) -> None:
-        layer = broker.open(patience_s=0.5)
+        layer = broker.open(patience_s=3)
         await layer.publish(outgoing(LOW, b"1"))
         proxy = broker.proxy(layer)
 
@@ -585,7 +585,7 @@ def unanswering(server: servers.Server, queue: str) -> Iterator[None]:
 
 def test_a_queue_that_does_not_answer_keeps_no_other_waiting(rabbitmq: servers.Server) -> None:
     async def story(broker: Broker) -> None:
-        layer = broker.open(patience_s=1)
+        layer = broker.open(patience_s=3)
         await layer.publish([*outgoing(LOW, b"low"), *outgoing(HIGH, b"high")])
         with unanswering(rabbitmq, broker.topology.queue(LOW)):
             for wait_s in (0.1, 0.0):
@@ -608,7 +608,7 @@ def test_a_queue_that_does_not_answer_keeps_no_other_waiting(rabbitmq: servers.S
 
 def test_a_marker_that_does_not_answer_keeps_nobody_waiting(rabbitmq: servers.Server) -> None:
     async def story(broker: Broker) -> None:
-        layer = broker.open(patience_s=1)
+        layer = broker.open(patience_s=3)
         await layer.set_marker("ours")
         with unanswering(rabbitmq, broker.topology.marker):
             for _ in range(3):

@@ -17,7 +17,7 @@ TOPICS = {"t-1": "billing", "t-2": "bug", "t-3": "billing", "t-4": "question", "
 WAIT_S = 100.0
 
 
-def _start(root: Path, folder: Path, tickets: Path) -> subprocess.Popen[bytes]:
+def _start(root: Path, folder: Path, tickets: Path, in_flight_max: int = 500) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         "-m",
@@ -26,6 +26,7 @@ def _start(root: Path, folder: Path, tickets: Path) -> subprocess.Popen[bytes]:
         "enriched.csv",
     ]
     environment = {**os.environ, "PYTHONPATH": str(root), "TOOLFLEET_KEEPER_PERIOD_S": "0.1"}
+    environment["TOOLFLEET_BATCH_IN_FLIGHT_MAX"] = str(in_flight_max)
     environment["TOOLFLEET_DATABASE"] = f"sqlite:///{folder / 'fleet.db'}"
     return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE)
 
@@ -49,14 +50,14 @@ def test_a_batch_that_was_killed_again_and_again_has_one_line_for_each_ticket(
     pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
     """Effects that were cut off end as `pending`, never twice: their tickets are filed once or not at all."""
-    count, kills = 60, 3
+    count, kills = 150, 3
     tickets = tmp_path / "tickets.csv"
     lines = [f"t-{number},c-1,an error\n" for number in range(count)]
     tickets.write_text("ticket_id,customer_id,text\n" + "".join(lines))
     filed = tmp_path / "filed.txt"
 
     for _ in range(kills):
-        running = _start(pytestconfig.rootpath, tmp_path, tickets)
+        running = _start(pytestconfig.rootpath, tmp_path, tickets, in_flight_max=10)
         want = _lines(filed) + count // 8
         while running.poll() is None and _lines(filed) < want:
             with suppress(subprocess.TimeoutExpired):

@@ -639,6 +639,7 @@ def test_a_database_that_is_not_there_not_migrated_or_newer_is_refused(toolfleet
     made = toolfleet.here("db", "upgrade")
     with contextlib.closing(sqlite3.connect(toolfleet.path / "toolfleet.db")) as database:
         database.execute("UPDATE alembic_version SET version_num = 'ffff'")
+        database.execute("UPDATE schema_carries SET oldest = 'ffff'")
         database.commit()
     newer = [
         toolfleet(*arguments)

@@ -11,7 +11,7 @@ from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.ports import ToolFailed, ToolReturned
 from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolSpec
-from toolfleet.workers.executor.projection import effect_of
+from toolfleet.workers.executor.projection import effect_of, failed
 
 SPEC = ToolSpec(name="refund", description="", parameters={"type": "object"}, tier=Tier.MEDIUM, effect=True)
 REFUSED = ToolFailed("raised", "no seats", 0.1, error_type="BusinessError", code="business_error")
@@ -78,3 +78,11 @@ def test_the_model_is_told_what_an_approver_made_of_its_call() -> None:
 
     assert "an approver changed the arguments" in ended.result.content
     assert 'refund({\\"amount\\":5})' in ended.result.content
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_process_that_could_not_be_started_is_no_death_of_the_call(began: bool) -> None:
+    """Three deaths give a call up; a machine that starts no processes must not use them up."""
+    verdict = failed(_call(1, effect=False), SPEC, ToolFailed("died", "", 1.0, began=began))
+
+    assert (verdict.passing, verdict.died) == (True, began)

@@ -85,6 +85,8 @@ def worker(
     from toolfleet.commands.logs import configure_logs, log_level
     from toolfleet.schemas.errors import InputError
 
+    hosted: dict[str, Any] = {}
+    _end_with_parent(hosted)
     if app is None:
         raise InputError(
             "no app was given, so there are no tools and agents", hint="toolfleet worker exec -A myapp:fleet"
@@ -97,8 +99,7 @@ def worker(
     slots = {} if concurrency is None else {"decide_slots": concurrency, "exec_slots": concurrency}
     fleet.configure(health_port=health_port, **slots)
     _ask_broker(fleet)
-    celery = fleet.celery
-    _end_with_parent(celery)
+    celery = hosted["celery"] = fleet.celery
     name = f"{role.value}-{secrets.token_hex(4)}@%h"  # two nodes of one name on RabbitMQ: the second one dies
     quiet = ("--without-gossip", "--without-mingle", "--loglevel", "WARNING")
     code = celery.worker_main(["-q", "worker", "-P", "solo", "-Q", ",".join(queues), "-n", name, *quiet])
@@ -149,8 +150,11 @@ def queues_of(role: RoleName, tiers: list[Tier] | None, lanes: list[Lane] | None
             )
 
 
-def _end_with_parent(celery: Any) -> None:
-    """A child of `up` ends soon after it: a killed `up` must not leave workers that nobody watches."""
+def _end_with_parent(hosted: dict[str, Any]) -> None:
+    """A child of `up` ends soon after it: a killed `up` must not leave workers that nobody watches.
+
+    `hosted` gets the celery app once there is one; who is still starting then has nothing to hand back.
+    """
     parent = os.environ.get(UP_PID)
     if parent is None:
         return
@@ -158,8 +162,10 @@ def _end_with_parent(celery: Any) -> None:
     def watch() -> None:
         while os.getppid() == int(parent):
             time.sleep(0.5)
+        if "celery" not in hosted:
+            os._exit(exits.CANNOT_WORK)
         threading.Timer(ORPHAN_END_S, os._exit, (exits.CANNOT_WORK,)).start()
-        thread = getattr(celery, "fleet_thread", None)
+        thread = getattr(hosted["celery"], "fleet_thread", None)
         if thread is not None:
             thread.ask_stop(drain_s=ORPHAN_DRAIN_S)
         os.kill(os.getpid(), signal.SIGTERM)

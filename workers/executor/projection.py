@@ -91,9 +91,11 @@ def failed(call: CallState, spec: ToolSpec, answer: ToolFailed) -> Verdict:
         return Verdict(_business(call, answer, fields))
     if answer.code == "denied":
         return Verdict(_denied(call, answer))
-    died = answer.kind == "died"
+    died = (
+        answer.kind == "died" and answer.began
+    )  # a process that could not be started is no fault of the call
     passing = (
-        died
+        answer.kind == "died"
         or answer.kind == "timed_out"
         or answer.code in ("retryable", "not_sent", "refused")
         or _network(answer)
