@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from toolfleet.adapters.llm.faults import bad_reply, request_id_of
-from toolfleet.adapters.llm.strict_json import dumps, loads
+from toolfleet.adapters.llm.sse import BOM
+from toolfleet.adapters.llm.strict_json import loads, written
 from toolfleet.schemas.errors import ModelError
 from toolfleet.schemas.model import RawCall, Usage
 
@@ -29,16 +30,17 @@ class Answer:
     @property
     def streamed(self) -> bool:
         """Whether the body is a stream of events, whatever was asked for."""
+        head = self.body[:64].removeprefix(BOM).lstrip()
         if str(self.headers.get("content-type", "")).partition(";")[0].strip().lower() == "text/event-stream":
-            return True
-        return self.body[:64].lstrip().startswith((b"data:", b"event:"))
+            return not head.startswith(b"{")  # a plain answer under the header of a stream
+        return head.startswith((b"data:", b"event:", b":", b"id:", b"retry:"))
 
 
 def body_of(answer: Answer) -> dict[str, Any]:
     """The JSON object of the answer. Raises ModelError (`bad_reply`) where there is none."""
     body: Any = None
     with contextlib.suppress(ValueError):
-        body = loads(answer.body)
+        body = loads(answer.body.removeprefix(BOM))
     # Raised outside an `except`: a parser's exception holds the whole text it could not read.
     if isinstance(body, dict):
         return body
@@ -46,7 +48,7 @@ def body_of(answer: Answer) -> dict[str, Any]:
 
 
 def _kind_of(answer: Answer) -> str:
-    head = answer.body[:64].lstrip().lower()
+    head = answer.body[:64].removeprefix(BOM).lstrip().lower()
     if not head:
         return "an empty answer"
     if head.startswith((b"<!doctype", b"<html", b"<?xml")):
@@ -57,7 +59,7 @@ def _kind_of(answer: Answer) -> str:
 def raw_call(provider_id: Any, name: Any, arguments: Any) -> RawCall:
     """A call as it came; what is missing stays missing, so that none is lost and their order holds."""
     if arguments is not None and not isinstance(arguments, str):
-        arguments = dumps(arguments).decode()  # servers that send the object itself
+        arguments = written(arguments)  # servers that send the object itself
     return RawCall(text_or_none(provider_id), name if isinstance(name, str) else "", arguments)
 
 

@@ -22,7 +22,7 @@ from toolfleet.adapters.llm.answers import (
     text_or_none,
 )
 from toolfleet.adapters.llm.chat_render import WIRE
-from toolfleet.adapters.llm.chat_stream import ChatStream
+from toolfleet.adapters.llm.chat_stream import ChatStream, call_list
 from toolfleet.adapters.llm.faults import bad_reply, fault_in_body, request_id_of
 from toolfleet.adapters.llm.strict_json import storable
 from toolfleet.schemas.errors import ModelError
@@ -57,7 +57,7 @@ def parse_reply(answer: Answer) -> ModelReply:
         raise ModelError(
             ModelFault("unavailable", f"{answer.host} sent {what}.", retryable=True, request_id=request_id)
         )
-    calls = tuple(_calls(message))
+    calls = tuple(_calls(message, answer.host))
     text, refusal = _texts(message)
     usage = _usage(body.get("usage"), answer, text, calls)
     model = body.get("model")
@@ -86,9 +86,9 @@ def _first_choice(choices: Any) -> dict[str, Any] | None:
     return next((choice for choice in choices if isinstance(choice, dict)), None)
 
 
-def _calls(message: Mapping[str, Any]) -> Iterable[RawCall]:
-    calls = message.get("tool_calls")
-    if isinstance(calls, list) and calls:
+def _calls(message: Mapping[str, Any], host: str) -> Iterable[RawCall]:
+    calls = call_list(message.get("tool_calls"), host)
+    if calls:
         return [_call(call) for call in calls]
     legacy = message.get("function_call")
     if isinstance(legacy, dict) and legacy.get("name"):  # Snowflake sends an empty one beside everything

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import orjson
 
-from toolfleet.adapters.llm.faults import broken_stream, fault_in_stream
+from toolfleet.adapters.llm.faults import bad_reply, broken_stream, fault_in_stream
 from toolfleet.adapters.llm.sse import Event, EventReader
-from toolfleet.adapters.llm.strict_json import dumps, loads
+from toolfleet.adapters.llm.strict_json import loads, written
 from toolfleet.schemas.errors import ModelError
 
 DONE: Final = "[DONE]"
@@ -58,7 +58,8 @@ class ChatStream:
         """The whole answer. Raises ModelError where the stream ended before it was."""
         for event in self._events.end():
             self._take(event)
-        if not self.whole:
+        if not self.whole or (self._choices and self._finish is None):
+            # A proxy whose own server broke off ends its stream as if it were whole, without a finish reason.
             raise ModelError(broken_stream(self._host, self._headers))
         body = dict(self._body)
         if not self._choices:
@@ -100,11 +101,20 @@ class ChatStream:
         delta = delta if isinstance(delta, dict) else choice.get("message")
         if not isinstance(delta, dict):
             return
-        calls = delta.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            if isinstance(call, dict):
-                self._calls.take(call)
+        for call in call_list(delta.get("tool_calls"), self._host):
+            self._calls.take(call if isinstance(call, dict) else {})
         _merge(self._message, {key: value for key, value in delta.items() if key != "tool_calls"})
+
+
+def call_list(calls: Any, host: str) -> list[Any]:
+    """The calls of a message or of a piece of one. Raises ModelError where something else stands in their place."""
+    if isinstance(calls, dict) and calls:
+        calls = [calls]  # servers that unpack a list of one
+    if not calls:
+        return []
+    if not isinstance(calls, list):
+        raise ModelError(bad_reply(host, "tool_calls that are no list", None))
+    return calls
 
 
 class _Calls:
@@ -119,8 +129,8 @@ class _Calls:
         if place is None:
             place = len(self._calls)
             self._calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
-        index = piece.get("index")
-        if isinstance(index, int):
+        index = _index(piece)
+        if index is not None:
             self._at[index] = place
         self._add(self._calls[place], piece)
 
@@ -129,13 +139,15 @@ class _Calls:
 
     def _place(self, piece: Mapping[str, Any]) -> int | None:
         """The call this piece goes on with; None where it begins one."""
-        given, name = piece.get("id"), _function(piece).get("name")
-        if given:
+        given, name, index = piece.get("id"), _function(piece).get("name"), _index(piece)
+        there = self._at.get(index) if index is not None else None
+        if given and there is not None and self._calls[there].get("id") == given:
+            return None if self._another(there, piece) else there
+        if given and (index is None or there is not None or not name):
             known = next((i for i, call in enumerate(self._calls) if call.get("id") == given), None)
             if known is not None and not self._another(known, piece):
                 return known
-        index = piece.get("index")
-        place = self._at.get(index) if isinstance(index, int) else len(self._calls) - 1
+        place = there if index is not None else len(self._calls) - 1
         if place is None or place < 0:
             return None
         if given and self._calls[place].get("id") not in (None, "", given):
@@ -166,13 +178,21 @@ class _Calls:
         if isinstance(name, str) and name:
             call["function"]["name"] = name
         if arguments is not None:
-            text = arguments if isinstance(arguments, str) else dumps(arguments).decode()
+            text = arguments if isinstance(arguments, str) else written(arguments)
             call["function"]["arguments"] += text
         if piece.get("id") and not call.get("id"):
             call["id"] = piece["id"]
         for key, value in piece.items():
             if key not in ("index", "id", "function", "custom", "type") and value is not None:
                 _merge(call, {key: value})
+
+
+def _index(piece: Mapping[str, Any]) -> int | None:
+    """The index of the wire, also where it is written as text; -1 and null say nothing."""
+    index = piece.get("index")
+    if isinstance(index, str) and index.isascii() and index.isdigit() and len(index) < 9:
+        return int(index)
+    return index if isinstance(index, int) and not isinstance(index, bool) and index >= 0 else None
 
 
 def _function(piece: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolfleet.adapters.llm.faults import bad_reply, broken_stream, fault_in_stream, request_id_of
 from toolfleet.adapters.llm.sse import Event, EventReader
-from toolfleet.adapters.llm.strict_json import loads
+from toolfleet.adapters.llm.strict_json import exact, loads, written
 from toolfleet.schemas.errors import ModelError
 
 
@@ -23,8 +23,9 @@ class MessageStream:
         self._headers = headers or {}
         self._events = EventReader()
         self._message: dict[str, Any] | None = None
-        self._blocks: dict[int, dict[str, Any]] = {}
-        self._inputs: dict[int, str] = {}  # JSON of inputs that are being written
+        self._blocks: list[dict[str, Any]] = []  # in the order they began
+        self._at: dict[int, int] = {}  # index of the wire -> place of the block that is being written there
+        self._inputs: dict[int, str] = {}  # by place: JSON of inputs that are being written
         self._stopped = False
 
     def feed(self, data: bytes) -> None:
@@ -43,7 +44,7 @@ class MessageStream:
             self._take(event)
         if self._message is None or not self.whole:
             raise ModelError(broken_stream(self._host, self._headers))
-        return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
+        return {**self._message, "content": self._blocks}
 
     def _take(self, event: Event) -> None:
         if self._stopped:
@@ -59,17 +60,16 @@ class MessageStream:
             case "message_start":
                 self._start(chunk.get("message"))
             case "content_block_start" if isinstance(chunk.get("content_block"), dict):
-                self._blocks[index] = dict(chunk["content_block"])
-                self._inputs.pop(index, None)
+                self._begin(index, chunk["content_block"])
             case "content_block_delta" if isinstance(chunk.get("delta"), dict):
                 self._delta(index, chunk["delta"])
             case "content_block_stop":
-                self._close(index)
+                self._close(self._at.get(index, -1))
             case "message_delta":
                 self._end(chunk)
             case "message_stop":
-                for open_index in tuple(self._inputs):
-                    self._close(open_index)
+                for place in tuple(self._inputs):
+                    self._close(place)
                 self._stopped = True
             case _:
                 pass  # ping, and what is not known yet
@@ -78,16 +78,35 @@ class MessageStream:
         if not isinstance(message, dict) or self._message is not None:
             return  # proxies repeat it
         self._message = dict(message)
-        for index, block in enumerate(message.get("content") or ()):
-            self._blocks[index] = dict(block)
+        content = message.get("content")
+        for index, block in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(block, dict):
+                self._begin(index, block)
+
+    def _begin(self, index: int, block: Mapping[str, Any]) -> None:
+        """A block begins, also at an index another one has already: proxies number all of them 0."""
+        place = self._at.get(index)
+        if place is not None and block.get("id") and self._blocks[place].get("id") == block["id"]:
+            return  # said twice
+        if place is not None:
+            self._close(place)
+        self._at[index] = len(self._blocks)
+        self._blocks.append(dict(block))
 
     def _delta(self, index: int, delta: Mapping[str, Any]) -> None:
-        block = self._blocks.setdefault(index, {"type": "text", "text": ""})
+        if index not in self._at:
+            if "partial_json" in delta:
+                what = "the arguments of a call that never began"
+                raise ModelError(bad_reply(self._host, what, request_id_of(self._headers)))
+            self._begin(index, {"type": "text", "text": ""})
+        place = self._at[index]
+        block = self._blocks[place]
         for key, value in delta.items():
             if key == "type":
                 continue
             if key == "partial_json":
-                self._inputs[index] = self._inputs.get(index, "") + str(value)
+                text = value if isinstance(value, str) else written(value)
+                self._inputs[place] = self._inputs.get(place, "") + text
             elif key == "citation":
                 block["citations"] = [*(block.get("citations") or ()), value]
             elif isinstance(value, str) and isinstance(block.get(key), str):
@@ -95,16 +114,12 @@ class MessageStream:
             else:
                 block[key] = value
 
-    def _close(self, index: int) -> None:
-        text = self._inputs.pop(index, None)
+    def _close(self, place: int) -> None:
+        text = self._inputs.pop(place, None)
         if text is None or not text.strip():
             return
-        try:
-            value = loads(text.encode(errors="replace"))
-        except ValueError:
-            # Cut off by the output limit inside a block; the text stays as it came and is no object.
-            value = text
-        self._blocks[index]["input"] = value
+        # Cut off by the output limit inside a block, or not exact: the text stays as it came and is no object.
+        self._blocks[place]["input"] = exact(text)
 
     def _end(self, chunk: Mapping[str, Any]) -> None:
         if self._message is None:

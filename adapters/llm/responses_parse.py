@@ -53,7 +53,7 @@ def parse_response(answer: Answer) -> ModelReply:
     return ModelReply(
         text=storable(text),
         calls=calls,
-        finish=_finish(body, status, calls, refusal),
+        finish=_finish(body, status, calls, refusal, cut=any(_cut(item) for item in items)),
         wire=WIRE,
         provider=storable({"id": body.get("id"), "output": items}),
         model=model if isinstance(model, str) and model else answer.model,
@@ -79,12 +79,21 @@ def _call(item: Mapping[str, Any]) -> RawCall | None:
             return None  # what the provider runs itself, and reasoning
 
 
+def _cut(item: Mapping[str, Any]) -> bool:
+    """Whether the server says of a call that it is not all there."""
+    return item.get("status") == "incomplete" and item.get("type") in ("function_call", "custom_tool_call")
+
+
 def _texts(items: list[dict[str, Any]]) -> tuple[str | None, str | None]:
     texts: list[str] = []
     refusals: list[str] = []
     for item in items:
         content = item.get("content")
-        if item.get("type", "message") != "message" or not isinstance(content, list):
+        if item.get("type", "message") != "message":
+            continue
+        if isinstance(content, str):  # servers that know no parts
+            texts.append(content)
+        if not isinstance(content, list):
             continue
         for part in content:
             if isinstance(part, dict):
@@ -94,14 +103,16 @@ def _texts(items: list[dict[str, Any]]) -> tuple[str | None, str | None]:
     return "".join(texts) or None, "".join(refusals) or None
 
 
-def _finish(body: Mapping[str, Any], status: str, calls: tuple[RawCall, ...], refusal: str | None) -> Finish:
+def _finish(
+    body: Mapping[str, Any], status: str, calls: tuple[RawCall, ...], refusal: str | None, *, cut: bool
+) -> Finish:
     details = body.get("incomplete_details")
     reason = str(details.get("reason") or "") if isinstance(details, dict) else ""
     if reason == "content_filter":
         return "content_filter"
     if refusal:
         return "refusal"
-    if status == "incomplete" or reason:
+    if status == "incomplete" or reason or cut:
         return "length"
     return "tool_calls" if calls else "stop"
 

@@ -41,7 +41,9 @@ class ResponseStream:
         if self._response is None:
             raise ModelError(broken_stream(self._host, self._headers))
         response = dict(self._response)
-        if not response.get("output"):  # servers whose last event repeats nothing
+        output = response.get("output")
+        if not isinstance(output, list) or len(output) < len(self._items):
+            # Servers whose last event repeats nothing, or not all of it.
             response["output"] = [self._items[place] for place in sorted(self._items)]
         return response
 
@@ -60,7 +62,14 @@ class ResponseStream:
             self._response = {"status": kind.removeprefix("response."), **response}
         elif kind == "response.output_item.done" and isinstance(item, dict):
             place = chunk.get("output_index")
-            self._items[place if isinstance(place, int) else len(self._items)] = item
+            place = place if isinstance(place, int) else len(self._items)
+            while place in self._items and _id(self._items[place]) != _id(item):
+                place += 1  # servers that number all of them 0
+            self._items[place] = item
+
+
+def _id(item: Mapping[str, Any]) -> Any:
+    return item.get("call_id") or item.get("id") or item
 
 
 def _object(data: str) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
-_BOM: Final = b"\xef\xbb\xbf"
+BOM: Final = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class EventReader:
     def feed(self, data: bytes) -> Iterator[Event]:
         self._rest += data
         if not self._began:
-            if len(self._rest) < len(_BOM) and _BOM.startswith(self._rest):
+            if len(self._rest) < len(BOM) and BOM.startswith(self._rest):
                 return
             self._began = True
-            if self._rest.startswith(_BOM):
-                del self._rest[: len(_BOM)]
+            if self._rest.startswith(BOM):
+                del self._rest[: len(BOM)]
         for line in self._lines():
             event = self._take(line)
             if event is not None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, Final
 
 import orjson
 
 _INT_MAX: Final = 2**64  # what orjson writes as an integer
 _INT_MIN: Final = -(2**63)
+_LONG_NUMBER: Final = re.compile(rb"\d{19}")  # orjson reads integers beyond 64 bits as floats
 
 
 def dumps(value: Any) -> bytes:
@@ -26,14 +28,39 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(body: bytes) -> Any:
-    """The JSON value. Raises ValueError where there is none (RecursionError becomes one)."""
+    """The JSON value, integers exact. Raises ValueError where there is none (RecursionError becomes one)."""
     try:
+        if _LONG_NUMBER.search(body):
+            return json.loads(body)
         return orjson.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             return json.loads(body.decode(), strict=False)
         except RecursionError:
             raise ValueError("nested too deeply") from None
+
+
+def exact(text: str) -> Any:
+    """The JSON value a model wrote, or the text itself where reading it would lose something (a key written twice)."""
+    try:
+        return json.loads(text, object_pairs_hook=_once, strict=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def written(value: Any) -> str:
+    """The text of arguments that came as a value. What is no JSON stays (NaN), for the gate to see and refuse."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        return "[" * 100  # no deeper text is ever read
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key appears twice")
+    return value
 
 
 def storable(value: Any) -> Any:
