@@ -180,12 +180,14 @@ class Fleet:
         output: type[BaseModel] | OutputSpec | Mapping[str, Any] | None = None,
         price: Price | None = None,
         fallback_models: Sequence[str] = (),
+        provider_options: Mapping[str, Any] | None = None,
     ) -> AgentSpec:
         """Declare an agent of this fleet. Raises InvalidDefinition naming what is wrong.
 
         tool_choice: auto | required | none | a tool's name; required and a name hold until a call is made. control: the
         rules of which tool may be called when (docs/control.md). context: how much of a conversation is sent. output:
-        the shape of the final answer, a pydantic model or a JSON Schema (docs/agents.md).
+        the shape of the final answer, a pydantic model or a JSON Schema (docs/agents.md). provider_options: more of every
+        request, as the provider names it: {"reasoning": {"effort": "low"}} (docs/providers.md).
         """
         return self.registry.add_agent(
             name,
@@ -205,6 +207,7 @@ class Fleet:
             output=None if output is None else output_spec(output),
             price=price,
             fallback_models=tuple(fallback_models),
+            provider_options=dict(provider_options or {}),
         )
 
     # -- run the embedded workers ----------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +49,40 @@ def names(root: Path | None = None) -> list[str]:
     return sorted({name for name in found if name.endswith(".jsonl")})
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A place of a file that holds no case: `line 3`, and why."""
+
+    where: str
+    why: str
+
+
 def read(name: str, root: Path | None = None) -> Iterator[Case]:
-    """The cases of one file, in its order. Raises FileNotFoundError, and TypeError with the line that is no object."""
+    """The cases of one file, in its order. Raises FileNotFoundError, and ValueError with the line that is no case."""
+    for case in lines(name, root):
+        if isinstance(case, Broken):
+            raise ValueError(f"{name}, {case.where}: {case.why}")  # noqa: TRY004 - the text is wrong, no type
+        yield case
+
+
+def lines(name: str, root: Path | None = None) -> Iterator[Case | Broken]:
+    """The same with what is broken in its place. Raises FileNotFoundError."""
     path = path_of(name, root)
     if path is None:
         raise FileNotFoundError(f"no {name} in the folder of cases")
-    with (
-        gzip.open(path, "rt", encoding="utf-8")
-        if path.suffix == ".gz"
-        else path.open(encoding="utf-8") as lines
-    ):
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            case = json.loads(line)
-            if not isinstance(case, dict):
-                raise TypeError(f"{name}, line {number}: a case has to be an object")
-            yield case
+    number = 0
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _case(line, number)
+        except (EOFError, OSError, zlib.error) as exc:
+            yield Broken(f"behind line {number}", f"the file cannot be read on: {exc}")
+
+
+def _case(line: bytes, number: int) -> Case | Broken:
+    try:
+        case = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as exc:
+        return Broken(f"line {number}", f"no JSON: {exc}")
+    return case if isinstance(case, dict) else Broken(f"line {number}", "a case has to be an object")

@@ -55,6 +55,8 @@ def check_tool(case: Case) -> Verdict:
 
 @checker("calls/bfcl_multi_turn.jsonl")
 def check_conversation(case: Case) -> Verdict:
+    if cases.path_of(TOOLS) is None:
+        return refused("no-file-of-its-tools")
     known = _tools()
     found = set()
     for expression in (one for turn in case["expected_calls_per_turn"] for one in turn):

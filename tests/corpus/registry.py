@@ -101,10 +101,13 @@ class FileResult:
 
 
 def run_file(name: str, check: Checker, root: Path | None = None) -> FileResult:
-    """Every case of the file through its checker."""
+    """Every case of the file through its checker; a line that holds none is a failed one, under its number."""
     result = FileResult()
-    for case in cases.read(name, root):
-        result.add(case, _verdict(check, case))
+    for case in cases.lines(name, root):
+        if isinstance(case, cases.Broken):
+            result.add({"id": case.where}, failed(case.why))
+        else:
+            result.add(case, _verdict(check, case))
     return result
 
 

@@ -30,16 +30,18 @@ def main(arguments: list[str]) -> int:
     known = checkers()
     results = {name: run_file(name, known[name]) for name in present if name in known}
     unchecked = [name for name in present if name not in known]
-    _print(results, unchecked)
+    missing = [name for name in known if name not in present]
+    _print(results, unchecked, missing)
     report = {
         "files": {name: result.as_json() for name, result in results.items()},
         "unchecked": unchecked,
+        "missing": missing,
     }
     options.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 1 if not results or any(result.failed for result in results.values()) else 0
 
 
-def _print(results: dict[str, FileResult], unchecked: list[str]) -> None:
+def _print(results: dict[str, FileResult], unchecked: list[str], missing: list[str]) -> None:
     print(f"{'file':40} {'cases':>7} {'passed':>7} {'refused':>7} {'failed':>7}")
     for name, result in results.items():
         print(f"{name:40} {result.cases:7} {result.passed:7} {result.refused:7} {result.failed:7}")
@@ -49,6 +51,8 @@ def _print(results: dict[str, FileResult], unchecked: list[str]) -> None:
             print(f"    FAILED  {failure['id']}: {failure['why']}")
     for name in unchecked:
         print(f"{name:40} has no checker")
+    for name in missing:
+        print(f"{name:40} is not in the folder")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,38 @@ def test_the_runner_writes_what_it_counted(
     assert code == 0
     assert report["files"][name]["cases"] == 1
     assert report["unchecked"] == ["odd/other.jsonl"]
+    assert set(report["missing"]) == set(checkers()) - {name}
     assert name in capsys.readouterr().out
+
+
+def test_another_folder_of_the_same_shape_is_read_whatever_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some of the files, their cases in another order and under other ids and names; a broken line, a torn file."""
+    root = tmp_path / "cases"
+    for name in ("llm/errors.jsonl", "llm/local_gemma.jsonl", "calls/bfcl_multi_turn.jsonl"):
+        some = list(cases.read(name, cases.OWN_FOLDER))[::-1][:9]
+        text = "\n".join(json.dumps({**case, "id": f"other-{n}"}) for n, case in enumerate(some))
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("\ufeff" + text.replace("airline", "harbour"), encoding="utf-8")
+    with (root / "llm/errors.jsonl").open("ab") as file:
+        file.write(b'\n{"id": "cut\n\xff\xfe\n[]\n')
+    whole = (cases.OWN_FOLDER / "llm/issue_payloads.jsonl.gz").read_bytes()
+    (root / "llm/issue_payloads.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    monkeypatch.setenv("TOOLFLEET_CASES", str(root))
+
+    code = run.main(["--out", str(tmp_path / "corpus.json")])
+
+    report = json.loads((tmp_path / "corpus.json").read_text())
+    errors, torn = report["files"]["llm/errors.jsonl"], report["files"]["llm/issue_payloads.jsonl"]
+    assert code == 1
+    assert (errors["cases"], errors["passed"], errors["failed"]) == (12, 9, 3)
+    assert [failure["id"] for failure in errors["failures"]] == ["line 10", "line 11", "line 12"]
+    assert torn["failures"][-1]["id"].startswith("behind line ")
+    assert report["files"]["llm/local_gemma.jsonl"]["failed"] == 0
+    assert report["files"]["calls/bfcl_multi_turn.jsonl"]["refusals"] == {"no-file-of-its-tools": 9}
+    assert "schemas/mcp_tools.jsonl" in report["missing"]
+    assert "FAILED  line 10: no JSON" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from toolfleet import Fleet
 from toolfleet.adapters.llm.answers import Answer
 from toolfleet.adapters.llm.chat_render import ChatRenderer
 from toolfleet.adapters.llm.profiles import (
@@ -34,6 +35,7 @@ from toolfleet.schemas.conversation import (
     NoticeItem,
     UserItem,
 )
+from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.schemas.ids import RunId
 from toolfleet.schemas.model import ModelReply, ModelRequest
 from toolfleet.schemas.outcomes import CallOutcome
@@ -355,3 +357,16 @@ def test_a_server_is_known_by_its_host_and_every_profile_says_where_it_is_from()
 
 def test_a_chat_renderer_needs_no_profile() -> None:
     assert ChatRenderer().profile is GENERIC
+
+
+def test_options_of_the_provider_are_declared_with_the_agent_and_sent_as_they_are() -> None:
+    fleet = Fleet()
+    given = {"reasoning_effort": "low", "metadata": {"team": "desk"}}
+    agent = fleet.agent("desk", model="m", provider_options=given)
+
+    body = orjson.loads(ChatRenderer(OPENAI).render(ModelRequest(agent, (UserItem("hello"),), ())))
+
+    assert {key: body[key] for key in given} == given
+    assert agent.prompt_version != fleet.agent("plain", model="m").prompt_version
+    with pytest.raises(InvalidDefinition, match="provider_options cannot set messages"):
+        fleet.agent("odd", model="m", provider_options={"messages": []})
