@@ -58,8 +58,9 @@ class ChatStream:
         """The whole answer. Raises ModelError where the stream ended before it was."""
         for event in self._events.end():
             self._take(event)
-        if not self.whole or (self._choices and self._finish is None):
-            # A proxy whose own server broke off ends its stream as if it were whole, without a finish reason.
+        if not self.whole or (self._choices and self._finish is None and not self._body.get("usage")):
+            # A proxy whose own server broke off ends its stream as if it were whole. Who gives no reason for the end
+            # (Snowflake) counts what it sent, and so came to it.
             raise ModelError(broken_stream(self._host, self._headers))
         body = dict(self._body)
         if not self._choices:
