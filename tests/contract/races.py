@@ -68,7 +68,7 @@ async def first_inside(url: str, watcher: Watcher, run_id: RunId, first: Act, se
     machine = HeldMachine()
     async with opened(url, machine, role="first") as one, opened(url, role="second") as two:
         begun = asyncio.ensure_future(first(one))
-        await asyncio.to_thread(machine.reached.wait)
+        await machine.stands(begun)
         follows = asyncio.ensure_future(second(two))
         await until(lambda: watcher.waits("second"))
         machine.go.set()

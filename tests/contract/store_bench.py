@@ -261,6 +261,12 @@ class HeldMachine:
         self.reached = threading.Event()
         self.go = threading.Event()
 
+    async def stands(self, begun: asyncio.Future[Any]) -> None:
+        """Until it stands still. `begun`: who is to get there; if that fails before, so does this."""
+        await until(lambda: self.reached.is_set() or begun.done())
+        if not self.reached.is_set():
+            raise AssertionError("it ended before it had anything to decide") from begun.exception()
+
     def reduce(self, state: RunState | None, event: Event, now_s: float) -> Step:
         self.reached.set()
         assert self.go.wait(WAIT_S)

@@ -178,7 +178,7 @@ def test_of_two_claims_of_one_key_in_two_runs_one_sends(
         machine = HeldMachine()
         async with opened(url, machine, role="first") as slow, opened(url, role="second") as fast:
             begun = asyncio.ensure_future(first(slow))
-            await asyncio.to_thread(machine.reached.wait)
+            await machine.stands(begun)
             overtakes = await second(fast)
             machine.go.set()
             overtaken = await begun
@@ -234,7 +234,7 @@ def test_a_grant_that_was_in_time_and_committed_too_late_sends_nothing(
             opened(url, role="second", **options) as two,
         ):
             grants = asyncio.ensure_future(does(run_id, _decided(call))(one))
-            await asyncio.to_thread(machine.reached.wait)
+            await machine.stands(grants)
             clock.advance(1.0)
             expires = asyncio.ensure_future(does(run_id, _expired(call))(two))
             await until(lambda: race.watcher.waits("second"))

@@ -247,7 +247,7 @@ def test_a_process_that_stands_still_in_a_transaction_loses_it_and_goes_on(url: 
         async with opened(patient, machine, role="still") as store, opened(url) as other:
             new = await accepted(other)
             standing = asyncio.ensure_future(claim(store, new.run_id))
-            await asyncio.to_thread(machine.reached.wait)
+            await machine.stands(standing)
             await until(lambda: watcher.sessions("still/") == [])
 
             assert (await claim(other, new.run_id)).missed is None, "nobody waits for it"
@@ -279,7 +279,7 @@ def test_a_session_that_is_ended_inside_a_transaction_leaves_nothing_of_it(url: 
         async with opened(url, machine, role="writing") as store, opened(url) as other:
             new = await accepted(other)
             writing = asyncio.ensure_future(claim(store, new.run_id))
-            await asyncio.to_thread(machine.reached.wait)
+            await machine.stands(writing)
             watcher.throw_out("writing/")
             machine.go.set()
 
@@ -325,7 +325,7 @@ def test_a_kept_session_that_is_ended_inside_a_transaction_has_it_carried_out_ov
             machine.reached.clear()
             machine.go.clear()
             writing = asyncio.ensure_future(claim(store, new.run_id))
-            await asyncio.to_thread(machine.reached.wait)
+            await machine.stands(writing)
             watcher.throw_out("writing/")
             machine.go.set()
 
