@@ -13,6 +13,7 @@ from toolfleet.adapters.llm.profiles import PROFILES, Profile
 from toolfleet.adapters.llm.strict.profiles import NEWEST, StrictProfile, strict_profile
 from toolfleet.adapters.llm.strict.rules import fact_of, rule_of
 from toolfleet.adapters.llm.strict.tool import strict_schema
+from toolfleet.api.app import document, make_routes
 from toolfleet.lint import RULES
 from toolfleet.queues.topology import render_table
 from toolfleet.schemas import limits
@@ -419,6 +420,11 @@ def guarantees() -> str:
     return head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
 
 
+def openapi() -> str:
+    """The document of the HTTP API, as every replica serves it."""
+    return json.dumps(document(make_routes(None)), indent=1, ensure_ascii=False) + "\n"
+
+
 PAGES = {
     "guarantees.md": guarantees,
     "pace.md": pace,
@@ -430,6 +436,7 @@ PAGES = {
     "tools.md": tools_page,
     "schemas.md": schemas_page,
     "providers.md": providers_page,
+    "openapi.json": openapi,
 }
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final, Literal, Protocol
 
 ANY: Final = "*"  # of tenants, agents, tools or tiers: all of them
+MINUTE_S: Final = 60.0
 
 
 class Scope(StrEnum):
@@ -136,10 +137,19 @@ class AccessStore(Protocol):
     async def tenant_use(self, tenant: str) -> TenantUse: ...
 
     async def begin_replay(
-        self, tenant: str, route: str, key: str, replay: Replay, *, keep_s: float, stale_s: float
+        self,
+        tenant: str,
+        route: str,
+        key: str,
+        replay: Replay,
+        *,
+        keep_s: float,
+        stale_s: float,
+        anew: bool = False,
     ) -> Replay | None:
         """None: it is the first request of that key, and is noted. Else what is noted of the first one. A note without
-        an answer that is older than stale_s is taken over, one older than keep_s forgotten, as if there were none."""
+        an answer that is older than stale_s is taken over, one older than keep_s forgotten, as if there were none.
+        `anew`: whatever is noted is forgotten."""
         ...
 
     async def end_replay(self, tenant: str, route: str, key: str, status: int, body: str) -> None: ...
@@ -149,3 +159,34 @@ class AccessStore(Protocol):
         ...
 
     async def now(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Whether one request more may be answered. `remaining`: how many more at once; `reset_s`: when all of them are there
+    again; `retry_after_s`: when the next one is, 0 where this one was taken."""
+
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_s: float
+    retry_after_s: float = 0.0
+
+
+class RequestRate(Protocol):
+    """Requests a minute of a tenant, counted by all processes that share the cache. Never raises for one that is away."""
+
+    async def take(self, tenant: str, per_minute: int) -> Taken: ...
+
+    async def aclose(self) -> None: ...
+
+
+def taken(per_minute: int, tat_s: float, now_s: float) -> tuple[Taken, float]:
+    """One request at `now_s` of a bucket whose requests are paid for until `tat_s` (GCRA); and until when then."""
+    each_s = MINUTE_S / per_minute
+    paid_s = max(tat_s, now_s) + each_s
+    over_s = paid_s - now_s - MINUTE_S
+    if over_s > 1e-9:
+        full_s = max(0.0, tat_s - now_s)
+        return Taken(False, per_minute, 0, full_s, over_s), tat_s
+    return Taken(True, per_minute, int((MINUTE_S - (paid_s - now_s)) / each_s + 1e-6), paid_s - now_s), paid_s

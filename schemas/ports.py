@@ -15,9 +15,9 @@ from toolfleet.schemas.access import AccessStore
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.batch_port import BatchStore
 from toolfleet.schemas.conversation import MergeItem
-from toolfleet.schemas.effects import Audit, StandingApproval
 from toolfleet.schemas.events import Event
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
+from toolfleet.schemas.ledger_port import LedgerStore
 from toolfleet.schemas.model import ModelReply, ModelRequest, Usage
 from toolfleet.schemas.pace import (
     BreakerView,
@@ -38,13 +38,11 @@ from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 from toolfleet.schemas.views import (
     AgentVersion,
-    ApprovalView,
     CachedResult,
     CallView,
     Conversation,
     DeadLetter,
     DueRow,
-    EffectView,
     HeldLease,
     QueueLoad,
     RunEvent,
@@ -122,7 +120,7 @@ class Submission:
     publish: tuple[DueRow, ...]
 
 
-class RunStore(AccessStore, Protocol):
+class RunStore(AccessStore, LedgerStore, Protocol):
     """The truth. Writes of many callers may share one transaction; each caller is answered after the commit."""
 
     @property
@@ -238,7 +236,9 @@ class RunStore(AccessStore, Protocol):
 
     async def add_dead(self, letter: DeadLetter) -> None: ...
 
-    async def dead(self, *, limit: int, before: str | None = None) -> list[DeadLetter]: ...
+    async def dead(
+        self, *, limit: int, before: str | None = None, tenant: str | None = None
+    ) -> list[DeadLetter]: ...
 
     async def dead_letter(self, dead_id: str) -> DeadLetter | None: ...
 
@@ -262,48 +262,6 @@ class RunStore(AccessStore, Protocol):
 
     async def loads(self) -> list[QueueLoad]:
         """What is outstanding, by queue; queues with nothing are left out."""
-        ...
-
-    async def key_waiters(self, key: str, *, limit: int) -> list[tuple[RunId, CommandId]]:
-        """Calls that wait for that effect key, of whatever run."""
-        ...
-
-    async def effects(
-        self, *, limit: int, state: str | None = None, tenant: str | None = None, run_id: str | None = None
-    ) -> list[EffectView]:
-        """The one that changed last first."""
-        ...
-
-    async def effect(self, call_id: str) -> EffectView | None: ...
-
-    async def approvals(
-        self, *, limit: int, status: str | None = None, tenant: str | None = None, run_id: str | None = None
-    ) -> list[ApprovalView]:
-        """The oldest question first."""
-        ...
-
-    async def approval(self, approval_id: str) -> ApprovalView | None: ...
-
-    async def add_standing(self, standing: StandingApproval, audit: Audit) -> None: ...
-
-    async def standing(self, tenant: str, tool: str) -> list[StandingApproval]:
-        """Those that are in force."""
-        ...
-
-    async def standings(
-        self, *, limit: int, tenant: str | None = None, tool: str | None = None, ended: bool = False
-    ) -> list[StandingApproval]:
-        """The one that was made last first; `ended`: those that are not in force any more, too."""
-        ...
-
-    async def standing_of(self, standing_id: str) -> StandingApproval | None: ...
-
-    async def end_standing(self, standing_id: str, audit: Audit) -> bool: ...
-
-    async def add_audit(self, audit: Audit) -> None: ...
-
-    async def audits(self, *, limit: int, call_id: str | None = None) -> list[Audit]:
-        """Newest first."""
         ...
 
     async def now(self) -> float: ...

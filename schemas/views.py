@@ -132,6 +132,7 @@ class DeadLetter:
     call_id: str | None = None
     body: bytes | None = None
     detail: str = ""
+    tenant: str | None = None  # of its run
 
 
 @dataclass(frozen=True, slots=True)

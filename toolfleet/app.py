@@ -24,7 +24,7 @@ from toolfleet.adapters.store.engine import READERS
 from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.adapters.tools.python_function import PythonTools
 from toolfleet.brokers import open_codec, refuse_unsafe_numbers
-from toolfleet.cache import open_cache, refuse_unsafe_cache
+from toolfleet.cache import Cache, open_cache, refuse_unsafe_cache
 from toolfleet.definitions import Registry
 from toolfleet.fault_points import armed
 from toolfleet.health import HealthServer
@@ -100,6 +100,11 @@ class EmbeddedFleet:
     def publisher(self) -> Publisher:
         assert self._roles is not None, "the fleet is not started"
         return self._roles.publisher
+
+    @property
+    def cache(self) -> Cache:
+        """The breakers and rates of this process."""
+        return self._cache
 
     @property
     def dropped(self) -> int:

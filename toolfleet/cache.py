@@ -13,9 +13,11 @@ import structlog
 
 from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.local.governor import LocalGovernor
+from toolfleet.adapters.local.request_rate import LocalRequestRate
 from toolfleet.adapters.local.tool_pace import LocalToolPace
 from toolfleet.brokers import EMBEDDED, REDIS, scheme_of
 from toolfleet.definitions import Registry
+from toolfleet.schemas.access import RequestRate
 from toolfleet.schemas.commands import DECIDE_QUEUES, EXEC_QUEUES
 from toolfleet.schemas.errors import CacheUnavailable, UnsafeSettings
 from toolfleet.schemas.limits import WORKER_SILENT_S
@@ -49,6 +51,7 @@ class Cache:
 
     pace: ToolPace
     governor: Governor
+    requests: RequestRate
     known: Known = field(default_factory=Known)
     reach: Any = None  # a Reach, where there is a cache to be reached
 
@@ -62,6 +65,7 @@ class Cache:
     async def aclose(self) -> None:
         await self.pace.aclose()
         await self.governor.aclose()
+        await self.requests.aclose()
 
 
 def cache_url(settings: Settings) -> str | None:
@@ -96,17 +100,20 @@ def open_cache(settings: Settings) -> Cache:
     rule, known = breaker_rule(settings), Known()
     local = LocalToolPace(rule=rule, share=lambda: known.executors)
     governor = LocalGovernor(share=lambda: known.deciders)
+    requests = LocalRequestRate()
     url = cache_url(settings)
     if url is None:
-        return Cache(local, governor, known)
+        return Cache(local, governor, requests, known)
     from toolfleet.adapters.redis.governor import RedisGovernor
-    from toolfleet.adapters.redis.outage import Reach, SharedGovernor, SharedToolPace
+    from toolfleet.adapters.redis.outage import Reach, SharedGovernor, SharedRequestRate, SharedToolPace
+    from toolfleet.adapters.redis.request_rate import RedisRequestRate
     from toolfleet.adapters.redis.tool_pace import RedisToolPace
 
     prefix, reach = settings.broker_prefix, Reach(SystemClock())
     return Cache(
         SharedToolPace(RedisToolPace(url, prefix=prefix, rule=rule), local, reach),
         SharedGovernor(RedisGovernor(url, prefix=prefix), governor, reach),
+        SharedRequestRate(RedisRequestRate(url, prefix=prefix), requests, reach),
         known,
         reach,
     )

@@ -30,6 +30,7 @@ from toolfleet.commands.demo import demo
 from toolfleet.commands.doctor import doctor
 from toolfleet.commands.purge import purge
 from toolfleet.commands.run import run
+from toolfleet.commands.serve import serve
 from toolfleet.commands.terminal import print_error, print_text
 from toolfleet.commands.up import up
 from toolfleet.commands.worker import app as workers
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.command()(up)
 app.command()(worker)
+app.command()(serve)
 app.add_typer(workers, name="workers")
 app.command()(run)
 app.add_typer(runs.app, name="runs")

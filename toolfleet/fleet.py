@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from toolfleet.approving import Approving, Looked
     from toolfleet.batching.face import FleetBatches
     from toolfleet.batching.front import Batches
+    from toolfleet.cache import Cache
     from toolfleet.client import CancelAck, Client, RunResult
     from toolfleet.schemas.effects import StandingApproval
     from toolfleet.schemas.views import ApprovalView, EffectView, RunEvent
@@ -418,6 +419,12 @@ class Fleet:
         from toolfleet.asking import ask_again
 
         return await ask_again(self.registry, self.settings, self.client().store, view)
+
+    @property
+    def cache(self) -> Cache:
+        """The breakers and rates of the workers in this process, which has been started."""
+        assert self._workers is not None, "the fleet is not started"
+        return self._workers.cache
 
     def access(self) -> Access:
         """All about keys and quotas of tenants, for asynchronous use."""

@@ -139,6 +139,23 @@ class Settings(BaseSettings):
     health_port: int | None = Field(
         default=None, ge=0, le=65535, description="its port; 0 takes a free one; unset: it answers nowhere"
     )
+    http_host: str = Field(
+        default="127.0.0.1", description="where `toolfleet serve` and `up --http-port` answer"
+    )
+    http_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="port of the HTTP API; 0 takes a free one; unset: `up` has none",
+    )
+    http_auth: Literal["auto", "required", "off"] = Field(
+        default="auto", description="keys of the HTTP API; auto: required, but for `up` on a loopback address"
+    )
+    http_body_bytes_max: int = Field(
+        default=2_200_000, ge=1000, description="of a request, refused before it is parsed"
+    )
+    http_body_s: float = Field(default=20.0, gt=0, description="how long a request may take to come in whole")
+    http_streams_max: int = Field(default=500, ge=1, description="event streams at a time in one process")
     traces: Literal["auto", "on", "off"] = Field(
         default="auto", description="spans over OTLP/HTTP; auto: where an OTEL_EXPORTER_OTLP_ENDPOINT is set"
     )

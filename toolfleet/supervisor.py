@@ -121,7 +121,8 @@ class Supervisor:
 def children_of(
     app: str, settings: Settings, workers: int, extra: Mapping[str, str] = MappingProxyType({})
 ) -> list[Child]:
-    """The processes of a fleet on one machine: `workers` for decisions, as many for tools, one collector, one keeper.
+    """The processes of a fleet on one machine: `workers` for decisions, as many for tools, one collector, one keeper,
+    and one that answers the HTTP API where it has a port.
 
     `extra`: environment variables for them.
     """
@@ -136,11 +137,15 @@ def children_of(
     }
     roles = [*(["decide"] * workers), *(["exec"] * workers), "collect", "keep"]
     names = [f"{role} {roles[: at + 1].count(role)}" for at, role in enumerate(roles)]
-    base = [sys.executable, "-m", "toolfleet", "worker"]
-    return [
-        Child(name, [*base, role, "-A", app, "--approvals", settings.approvals], environment)
+    base = [sys.executable, "-m", "toolfleet"]
+    children = [
+        Child(name, [*base, "worker", role, "-A", app, "--approvals", settings.approvals], environment)
         for name, role in zip(names, roles, strict=True)
     ]
+    if settings.http_port is not None:
+        where = ["--host", settings.http_host, "--port", str(settings.http_port)]
+        children.append(Child("api 1", [*base, "serve", *where], environment))
+    return children
 
 
 async def watch(supervisor: Supervisor, store: RunStore, ready: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from toolfleet.adapters.clock import SystemClock
 from toolfleet.adapters.store.engine import READERS
 from toolfleet.app import contract_tools, longest_step_s, open_store
 from toolfleet.brokers import open_codec, open_layer, refuse_unsafe
-from toolfleet.cache import open_cache, refuse_unsafe_cache
+from toolfleet.cache import Cache, open_cache, refuse_unsafe_cache
 from toolfleet.definitions import Registry
 from toolfleet.fault_points import armed
 from toolfleet.health import HealthServer
@@ -94,6 +94,11 @@ class Worker:
     def publisher(self) -> Publisher:
         assert self._roles is not None, "the worker is not started"
         return self._roles.publisher
+
+    @property
+    def cache(self) -> Cache:
+        """The breakers and rates of this process."""
+        return self._cache
 
     @property
     def dropped(self) -> int:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import structlog
 
 from toolfleet.adapters.clock import SystemClock
+from toolfleet.schemas.access import RequestRate, Taken
 from toolfleet.schemas.errors import CacheUnavailable
 from toolfleet.schemas.limits import CACHE_RETRY_S
 from toolfleet.schemas.pace import (
@@ -152,6 +153,23 @@ class SharedGovernor:
 
         await self._reach.ask(withdrawn)
         await self._local.withdraw(entry)
+
+    async def aclose(self) -> None:
+        await self._shared.aclose()
+        await self._local.aclose()
+
+
+class SharedRequestRate:
+    """A RequestRate over the cache that never raises: while it is away, each process counts for itself."""
+
+    def __init__(self, shared: RequestRate, local: RequestRate, reach: Reach) -> None:
+        self._shared = shared
+        self._local = local
+        self._reach = reach
+
+    async def take(self, tenant: str, per_minute: int) -> Taken:
+        answer = await self._reach.ask(lambda: self._shared.take(tenant, per_minute))
+        return await self._local.take(tenant, per_minute) if answer is None else answer
 
     async def aclose(self) -> None:
         await self._shared.aclose()

@@ -53,6 +53,7 @@ END_REPLAY: Final = (
     update(replays).where(_is_replay).values(status=bindparam("status"), body=bindparam("body"))
 )
 DROP_REPLAY: Final = delete(replays).where(_is_replay, replays.c.status.is_(None))
+FORGET: Final = delete(replays).where(_is_replay)
 FORGET_REPLAYS: Final = delete(replays).where(replays.c.at < bindparam("before"))
 FORGET_STALE: Final = delete(replays).where(
     _is_replay, replays.c.status.is_(None), replays.c.at < bindparam("stale")
@@ -194,11 +195,19 @@ def _quota(row: Row) -> Quota:
 
 
 def begin_replay(
-    connection: Connection, now: float, name: dict[str, str], replay: Replay, keep_s: float, stale_s: float
+    connection: Connection,
+    now: float,
+    name: dict[str, str],
+    replay: Replay,
+    keep_s: float,
+    stale_s: float,
+    anew: bool,
 ) -> Replay | None:
     """`name`: tenant, route, key."""
     which = {f"key_{part}": value for part, value in name.items()}
     connection.execute(FORGET_REPLAYS, {"before": now - keep_s})
+    if anew:
+        connection.execute(FORGET, which)
     connection.execute(FORGET_STALE, {**which, "stale": now - stale_s})
     noted = {**name, "request_hash": replay.request_hash, "run_id": replay.run_id, "at": now}
     if connection.execute(NEW_REPLAY, noted).first() is not None:

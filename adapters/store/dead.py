@@ -23,12 +23,16 @@ _DISCARD: Final = delete(dead).where(dead.c.id == bindparam("id"))
 
 def add(connection: Connection, letter: DeadLetter, now: float) -> None:
     """Store it, at `now` if it does not say when; adding it again is harmless."""
-    connection.execute(INSERT_DEAD, dead_values(replace(letter, at=letter.at or now), None))
+    connection.execute(INSERT_DEAD, dead_values(replace(letter, at=letter.at or now), letter.tenant))
 
 
-def letters(connection: Connection, *, limit: int, before: str | None) -> list[DeadLetter]:
+def letters(
+    connection: Connection, *, limit: int, before: str | None, tenant: str | None
+) -> list[DeadLetter]:
     """Newest first; `before` is the id of the last one seen."""
     statement: Select[Any] = _NEWEST if before is None else _OLDER
+    if tenant is not None:
+        statement = statement.where(dead.c.tenant == tenant)
     found = connection.execute(statement, {"limit": limit, "before": before})
     return [_letter(row) for row in found]
 
@@ -54,4 +58,5 @@ def _letter(row: Row[Any]) -> DeadLetter:
         call_id=row.call_id,
         body=row.body,
         detail=row.detail,
+        tenant=row.tenant,
     )

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, func, insert, select, tuple_, update
 
 from toolfleet.adapters.store import codec, ledger_codec
 from toolfleet.adapters.store.dialect import members
@@ -33,6 +33,7 @@ from toolfleet.schemas.ids import CallId, CommandId, RunId
 from toolfleet.schemas.run import CallState, RunState
 from toolfleet.schemas.views import ApprovalView, EffectView
 
+_seen_effect, _seen_approval = effects.alias("seen"), approvals.alias("seen")
 _HELD_STATES: Final = sorted(state.value for state in HOLDING)
 _current = (runs.c.id, runs.c.turn)
 OF_RUNS: Final = (
@@ -154,10 +155,20 @@ def waiters(connection: Connection, key: str, *, limit: int) -> list[tuple[RunId
 
 
 def effect_views(
-    connection: Connection, *, limit: int, state: str | None, tenant: str | None, run_id: str | None
+    connection: Connection,
+    *,
+    limit: int,
+    state: str | None,
+    tenant: str | None,
+    run_id: str | None,
+    before: str | None,
 ) -> list[EffectView]:
     """The one that changed last first."""
     statement: Select[Any] = _VIEWS.order_by(effects.c.changed_at.desc(), effects.c.call_id.desc())
+    if before is not None:
+        seen = select(_seen_effect.c.changed_at, _seen_effect.c.call_id)
+        last = seen.where(_seen_effect.c.call_id == before).scalar_subquery()
+        statement = statement.where(tuple_(effects.c.changed_at, effects.c.call_id) < last)
     for column, value in ((effects.c.state, state), (effects.c.tenant, tenant), (effects.c.run_id, run_id)):
         if value is not None:
             statement = statement.where(column == value)
@@ -170,10 +181,20 @@ def effect_view(connection: Connection, call_id: str) -> EffectView | None:
 
 
 def approval_views(
-    connection: Connection, *, limit: int, status: str | None, tenant: str | None, run_id: str | None
+    connection: Connection,
+    *,
+    limit: int,
+    status: str | None,
+    tenant: str | None,
+    run_id: str | None,
+    after: str | None,
 ) -> list[ApprovalView]:
     """The oldest question first."""
     statement: Select[Any] = select(approvals).order_by(approvals.c.requested_at, approvals.c.id)
+    if after is not None:
+        seen = select(_seen_approval.c.requested_at, _seen_approval.c.id)
+        last = seen.where(_seen_approval.c.id == after).scalar_subquery()
+        statement = statement.where(tuple_(approvals.c.requested_at, approvals.c.id) > last)
     for column, value in (
         (approvals.c.status, status),
         (approvals.c.tenant, tenant),

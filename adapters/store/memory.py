@@ -163,7 +163,7 @@ class MemoryStore(MemoryAccess):
             self.ledger.add_audit(audit, self._now())
         run.audits = []
         for letter in run.dead:
-            self._dead.setdefault(letter.id, letter)
+            self._dead.setdefault(letter.id, replace(letter, tenant=run.new.tenant))
         run.dead = []
 
     def _known(self, run_id: RunId) -> Known:
@@ -432,17 +432,29 @@ class MemoryStore(MemoryAccess):
         return self.ledger.waiters(key, limit)
 
     async def effects(
-        self, *, limit: int, state: str | None = None, tenant: str | None = None, run_id: str | None = None
+        self,
+        *,
+        limit: int,
+        state: str | None = None,
+        tenant: str | None = None,
+        run_id: str | None = None,
+        before: str | None = None,
     ) -> list[EffectView]:
-        return self.ledger.effects(limit=limit, state=state, tenant=tenant, run_id=run_id)
+        return self.ledger.effects(limit=limit, state=state, tenant=tenant, run_id=run_id, before=before)
 
     async def effect(self, call_id: str) -> EffectView | None:
         return self.ledger.effect(call_id)
 
     async def approvals(
-        self, *, limit: int, status: str | None = None, tenant: str | None = None, run_id: str | None = None
+        self,
+        *,
+        limit: int,
+        status: str | None = None,
+        tenant: str | None = None,
+        run_id: str | None = None,
+        after: str | None = None,
     ) -> list[ApprovalView]:
-        return self.ledger.approvals(limit=limit, status=status, tenant=tenant, run_id=run_id)
+        return self.ledger.approvals(limit=limit, status=status, tenant=tenant, run_id=run_id, after=after)
 
     async def approval(self, approval_id: str) -> ApprovalView | None:
         return self.ledger.approval(approval_id)
@@ -475,8 +487,11 @@ class MemoryStore(MemoryAccess):
     async def add_dead(self, letter: DeadLetter) -> None:
         self._dead.setdefault(letter.id, replace(letter, at=letter.at or self._now()))
 
-    async def dead(self, *, limit: int, before: str | None = None) -> list[DeadLetter]:
-        newest = sorted(self._dead.values(), key=lambda letter: (letter.at, letter.id), reverse=True)
+    async def dead(
+        self, *, limit: int, before: str | None = None, tenant: str | None = None
+    ) -> list[DeadLetter]:
+        found = [one for one in self._dead.values() if tenant in (None, one.tenant)]
+        newest = sorted(found, key=lambda letter: (letter.at, letter.id), reverse=True)
         if before is not None:
             cursor = self._dead.get(before)
             if cursor is None:

@@ -79,11 +79,19 @@ class MemoryAccess:
         return TenantUse(self.in_flight([tenant]).get(tenant, 0), float(spent), today + DAY_S - now)
 
     async def begin_replay(
-        self, tenant: str, route: str, key: str, replay: Replay, *, keep_s: float, stale_s: float
+        self,
+        tenant: str,
+        route: str,
+        key: str,
+        replay: Replay,
+        *,
+        keep_s: float,
+        stale_s: float,
+        anew: bool = False,
     ) -> Replay | None:
         now, name = self._time_source(), (tenant, route, key)
         known = self._replays.get(name)
-        if known is not None:
+        if known is not None and not anew:
             note, at = known
             if at >= now - keep_s and not (note.status is None and at < now - stale_s):
                 return replace(note, age_s=now - at)

@@ -74,14 +74,16 @@ class MemoryLedger:
         return found[:limit]
 
     def effects(
-        self, *, limit: int, state: str | None, tenant: str | None, run_id: str | None
+        self, *, limit: int, state: str | None, tenant: str | None, run_id: str | None, before: str | None
     ) -> list[EffectView]:
+        last = next(((one.changed_at, one.call_id) for one in self._effects() if one.call_id == before), None)
         found = [
             view
             for view in self._effects()
             if state in (None, view.entry.state.value)
             and tenant in (None, view.tenant)
             and run_id in (None, view.run_id)
+            and (before is None or (last is not None and (view.changed_at, view.call_id) < last))
         ]
         return sorted(found, key=lambda view: (view.changed_at, view.call_id), reverse=True)[:limit]
 
@@ -92,14 +94,19 @@ class MemoryLedger:
         return (view for run in self._runs.values() for view in run.approvals.values())
 
     def approvals(
-        self, *, limit: int, status: str | None, tenant: str | None, run_id: str | None
+        self, *, limit: int, status: str | None, tenant: str | None, run_id: str | None, after: str | None
     ) -> list[ApprovalView]:
+        seen = None if after is None else self.approval(after)
+        last = None if seen is None else (seen.approval.requested_at, seen.approval.id)
         found = [
             view
             for view in self._approvals()
             if status in (None, view.approval.status.value)
             and tenant in (None, view.tenant)
             and run_id in (None, view.run_id)
+            and (
+                after is None or (last is not None and (view.approval.requested_at, view.approval.id) > last)
+            )
         ]
         return sorted(found, key=lambda view: (view.approval.requested_at, view.approval.id))[:limit]
 

@@ -269,20 +269,32 @@ class SqlStore:
         return await self._read(ledger_rows.waiters, key, limit=limit)
 
     async def effects(
-        self, *, limit: int, state: str | None = None, tenant: str | None = None, run_id: str | None = None
+        self,
+        *,
+        limit: int,
+        state: str | None = None,
+        tenant: str | None = None,
+        run_id: str | None = None,
+        before: str | None = None,
     ) -> list[EffectView]:
         return await self._read(
-            ledger_rows.effect_views, limit=limit, state=state, tenant=tenant, run_id=run_id
+            ledger_rows.effect_views, limit=limit, state=state, tenant=tenant, run_id=run_id, before=before
         )
 
     async def effect(self, call_id: str) -> EffectView | None:
         return await self._read(ledger_rows.effect_view, call_id)
 
     async def approvals(
-        self, *, limit: int, status: str | None = None, tenant: str | None = None, run_id: str | None = None
+        self,
+        *,
+        limit: int,
+        status: str | None = None,
+        tenant: str | None = None,
+        run_id: str | None = None,
+        after: str | None = None,
     ) -> list[ApprovalView]:
         return await self._read(
-            ledger_rows.approval_views, limit=limit, status=status, tenant=tenant, run_id=run_id
+            ledger_rows.approval_views, limit=limit, status=status, tenant=tenant, run_id=run_id, after=after
         )
 
     async def approval(self, approval_id: str) -> ApprovalView | None:
@@ -355,12 +367,20 @@ class SqlStore:
         return await self._read_now(access_rows.tenant_use, tenant)
 
     async def begin_replay(
-        self, tenant: str, route: str, key: str, replay: Replay, *, keep_s: float, stale_s: float
+        self,
+        tenant: str,
+        route: str,
+        key: str,
+        replay: Replay,
+        *,
+        keep_s: float,
+        stale_s: float,
+        anew: bool = False,
     ) -> Replay | None:
         name = {"tenant": tenant, "route": route, "key": key}
         return await self._write(
             lambda connection: access_rows.begin_replay(
-                connection, self._time(connection), name, replay, keep_s, stale_s
+                connection, self._time(connection), name, replay, keep_s, stale_s, anew
             )
         )
 
@@ -377,8 +397,10 @@ class SqlStore:
     async def add_dead(self, letter: DeadLetter) -> None:
         await self._write(lambda connection: dead_rows.add(connection, letter, self._time(connection)))
 
-    async def dead(self, *, limit: int, before: str | None = None) -> list[DeadLetter]:
-        return await self._read(dead_rows.letters, limit=limit, before=before)
+    async def dead(
+        self, *, limit: int, before: str | None = None, tenant: str | None = None
+    ) -> list[DeadLetter]:
+        return await self._read(dead_rows.letters, limit=limit, before=before, tenant=tenant)
 
     async def dead_letter(self, dead_id: str) -> DeadLetter | None:
         return await self._read(dead_rows.letter, dead_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,15 @@ from toolfleet.commands.place import Place, locate, shown
 from toolfleet.commands.terminal import print_text
 
 if TYPE_CHECKING:
+    from toolfleet.api.server import ApiServer
     from toolfleet.fleet import Fleet
+
+HttpPort = Annotated[
+    int | None, typer.Option("--http-port", min=0, max=65535, help="Answer the HTTP API there; 0: any.")
+]
+HttpHost = Annotated[
+    str | None, typer.Option("--http-host", help="Default: 127.0.0.1, where `up` asks for no keys.")
+]
 
 
 def up(
@@ -24,6 +32,8 @@ def up(
     cache: options.Cache = None,
     workers: options.Workers = 1,
     approvals: options.Approvals = None,
+    http_port: HttpPort = None,
+    http_host: HttpHost = None,
 ) -> None:
     """Run a whole fleet in the foreground; Ctrl-C or SIGTERM drains and stops it, a second one stops at once.
 
@@ -42,11 +52,18 @@ def up(
         )
     configure_logs(level=log_level())
     place = locate(app, database, broker=broker, cache=cache, approvals=approvals, needs_fleet=True)
+    assert place.fleet is not None
+    place.fleet.configure(http_port=http_port, http_host=http_host)
+    place = Place(place.fleet.settings, place.fleet)
     if is_embedded(place.settings):
         raise typer.Exit(asyncio.run(_serve(place)))
     from toolfleet.commands.supervise import supervise
 
     assert place.fleet is not None
+    if place.settings.http_port is not None:
+        from toolfleet.api.server import asks_for_keys
+
+        asks_for_keys(place.settings, up=True)
     raise typer.Exit(asyncio.run(supervise(app, place.fleet, workers, _served(place.fleet, place))))
 
 
@@ -59,15 +76,38 @@ async def _serve(place: Place) -> int:
     assert fleet is not None
     signals = Signals()
     await fleet.start_async()
+    server = None
+    if place.settings.http_port is not None:
+        from toolfleet.api.server import ApiServer
+
+        try:
+            server = ApiServer(place.settings, fleet.client(), fleet.cache, up=True)
+            await server.start()
+        except BaseException:
+            await fleet.stop_async(drain_s=0)
+            raise
     spare_what_is_loaded()
-    print_text(_served(fleet, place) + "\nready")
+    print_text("\n".join([_served(fleet, place), *_answering(server), "ready"]))
     await signals.asked.wait()
-    left = await signals.drained(fleet.stop_async(), drain_s=place.settings.drain_s)
+    left = await signals.drained(_stop(fleet, server), drain_s=place.settings.drain_s)
     if left is not None:
         sys.stdout.flush()
         # As kill -9, which loses nothing: an orderly end would wait for the threads and steps we just gave up.
         os._exit(exits.INTERRUPTED)
     return exits.OK
+
+
+async def _stop(fleet: Fleet, server: ApiServer | None) -> None:
+    if server is not None:
+        await server.stop()
+    await fleet.stop_async()
+
+
+def _answering(server: ApiServer | None) -> list[str]:
+    if server is None:
+        return []
+    keys = "with a key (toolfleet keys create)" if server.asks else "without keys, from this machine"
+    return [f"  HTTP API at {server.address}/api/v1, {keys}"]
 
 
 def _served(fleet: Fleet, place: Place) -> str:
