@@ -30,7 +30,7 @@ def test_a_long_conversation_costs_hardly_more_than_a_short_one(wire: str) -> No
         short, long = asyncio.run(benchmark.measured(port, wire, [(3, 2), (20, 42)], calls=20, rounds=20))
 
     # The least of twenty short rounds each, which take turns. `create` is at 5; alone we are at 1.1 to 1.35, beside a
-    # second suite on two cores 1.6 was seen.
-    assert long <= 2.0 * short, (
+    # second suite on two cores 1.9 was seen.
+    assert long <= 2.5 * short, (
         f"{long * 1e3:.2f} ms for 42 messages and 20 tools, {short * 1e3:.2f} for 2 and 3"
     )
