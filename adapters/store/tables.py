@@ -22,35 +22,11 @@ from sqlalchemy import (
     Table,
     Text,
     false,
-    text,
 )
 
+from toolfleet.adapters.store.columns import count, empty, flag, partial, real, text_, whole
+
 metadata = MetaData()
-
-
-def _text(name: str) -> Column[str]:
-    return Column(name, Text, nullable=False)
-
-
-def _whole(name: str) -> Column[int]:
-    return Column(name, Integer, nullable=False)
-
-
-def _count(name: str) -> Column[int]:
-    """As many as a provider says: its numbers are not ours to trust, and PostgreSQL refuses what is too large."""
-    return Column(name, BigInteger().with_variant(Integer, "sqlite"), nullable=False)
-
-
-def _real(name: str) -> Column[float]:
-    return Column(name, Double, nullable=False)
-
-
-def _flag(name: str) -> Column[bool]:
-    return Column(name, Boolean, nullable=False)
-
-
-def _empty(name: str) -> Column[str]:
-    return Column(name, Text, nullable=False, server_default="")
 
 
 def _of_run() -> Column[str]:
@@ -61,67 +37,62 @@ runs = Table(
     "runs",
     metadata,
     Column("id", Text, primary_key=True),
-    _text("tenant"),
-    _text("agent"),
-    _text("agent_version"),
-    _text("lane"),
+    text_("tenant"),
+    text_("agent"),
+    text_("agent_version"),
+    text_("lane"),
     Column("previous_run_id", Text, ForeignKey("runs.id")),
     Column("idempotency_key", Text),
-    _real("created_at"),
+    real("created_at"),
     Column("deadline_at", Double),
-    _text("status"),
+    text_("status"),
     Column("reason", Text),
-    _whole("turn"),
-    _text("phase"),
+    whole("turn"),
+    text_("phase"),
     Column("finished_at", Double),
-    _whole("model_calls"),
-    _whole("tool_calls"),
-    _whole("corrections"),
-    _count("input_tokens"),
-    _count("output_tokens"),
-    _count("cached_tokens"),
-    _count("reasoning_tokens"),
-    _real("cost_usd"),
-    _real("active_s"),
-    _real("model_s"),
-    _real("tool_s"),
-    _real("queue_s"),
-    _text("signatures"),  # the repeat window, [[signature, call_id, turn, read_only, ok], ...]
-    _text("state"),  # the rest of RunState, JSON
-    Index(
+    whole("model_calls"),
+    whole("tool_calls"),
+    whole("corrections"),
+    count("input_tokens"),
+    count("output_tokens"),
+    count("cached_tokens"),
+    count("reasoning_tokens"),
+    real("cost_usd"),
+    real("active_s"),
+    real("model_s"),
+    real("tool_s"),
+    real("queue_s"),
+    text_("signatures"),  # the repeat window, [[signature, call_id, turn, read_only, ok], ...]
+    text_("state"),  # the rest of RunState, JSON
+    partial(
         "ix_runs_idempotency",
         "tenant",
         "idempotency_key",
         unique=True,
-        sqlite_where=text("idempotency_key IS NOT NULL"),
-        postgresql_where=text("idempotency_key IS NOT NULL"),
+        where="idempotency_key IS NOT NULL",
     ),
-    Index(
+    partial(
         "ix_runs_deadline",
         "deadline_at",
-        sqlite_where=text("deadline_at IS NOT NULL AND finished_at IS NULL"),
-        postgresql_where=text("deadline_at IS NOT NULL AND finished_at IS NULL"),
+        where="deadline_at IS NOT NULL AND finished_at IS NULL",
     ),
-    Index(
+    partial(
         "ix_runs_previous",
         "previous_run_id",
-        sqlite_where=text("previous_run_id IS NOT NULL"),
-        postgresql_where=text("previous_run_id IS NOT NULL"),
+        where="previous_run_id IS NOT NULL",
     ),
-    Index(
+    partial(
         "ix_runs_finished",
         "finished_at",
-        sqlite_where=text("finished_at IS NOT NULL"),
-        postgresql_where=text("finished_at IS NOT NULL"),
+        where="finished_at IS NOT NULL",
     ),
     Index("ix_runs_status", "status", "id"),
     Index("ix_runs_agent", "agent", "id"),
     Index("ix_runs_tenant", "tenant", "id"),
-    Index(
+    partial(
         "ix_runs_in_flight",
         "tenant",
-        sqlite_where=text("finished_at IS NULL"),
-        postgresql_where=text("finished_at IS NULL"),
+        where="finished_at IS NULL",
     ),
 )
 
@@ -129,28 +100,28 @@ run_inputs = Table(
     "run_inputs",
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
-    _text("prompt_version"),
-    _text("toolset_version"),
+    text_("prompt_version"),
+    text_("toolset_version"),
     Column("retry_of", Text),
-    _text("request_hash"),
-    _text("correlation_id"),
-    _text("limits"),
-    _text("trace"),
-    _text("metadata"),
-    _text("context"),
-    _text("input"),
-    _empty("principal"),
+    text_("request_hash"),
+    text_("correlation_id"),
+    text_("limits"),
+    text_("trace"),
+    text_("metadata"),
+    text_("context"),
+    text_("input"),
+    empty("principal"),
     Column("permissions", Text, nullable=False, server_default="[]"),
-    _empty("effect_scope"),
+    empty("effect_scope"),
 )
 
 turns = Table(
     "turns",
     metadata,
     _of_run(),
-    _whole("turn"),
-    _text("phase"),
-    _real("started_at"),
+    whole("turn"),
+    text_("phase"),
+    real("started_at"),
     Column("merged_at", Double),
     Column("ended_at", Double),
     PrimaryKeyConstraint("run_id", "turn"),
@@ -161,33 +132,32 @@ calls = Table(
     "calls",
     metadata,
     _of_run(),
-    _whole("turn"),
-    _whole("position"),  # in call order, from 0
-    _text("call_id"),
-    _text("tool"),
-    _text("tier"),
-    _text("signature"),
-    _text("wire_id"),
-    _flag("effect"),
-    _flag("idempotent"),
-    _flag("repaired"),
-    _flag("tell_on_denied"),
-    _flag("repeatable"),
-    _whole("attempts_max"),
-    _real("timeout_s"),
-    _text("waiting"),
-    _whole("attempt"),
+    whole("turn"),
+    whole("position"),  # in call order, from 0
+    text_("call_id"),
+    text_("tool"),
+    text_("tier"),
+    text_("signature"),
+    text_("wire_id"),
+    flag("effect"),
+    flag("idempotent"),
+    flag("repaired"),
+    flag("tell_on_denied"),
+    flag("repeatable"),
+    whole("attempts_max"),
+    real("timeout_s"),
+    text_("waiting"),
+    whole("attempt"),
     Column("outcome", Text),  # set in the transaction that stores the result
-    _text("arguments"),
-    _empty("terms"),  # Terms as JSON; empty: none
-    _empty("waits_key"),  # the effect key it waits for
+    text_("arguments"),
+    empty("terms"),  # Terms as JSON; empty: none
+    empty("waits_key"),  # the effect key it waits for
     Column("edited", Boolean, nullable=False, server_default=false()),
     PrimaryKeyConstraint("run_id", "turn", "position"),
-    Index(
+    partial(
         "ix_calls_waits_key",
         "waits_key",
-        sqlite_where=text("waits_key <> ''"),
-        postgresql_where=text("waits_key <> ''"),
+        where="waits_key <> ''",
     ),
     sqlite_with_rowid=False,
 )
@@ -196,16 +166,16 @@ results = Table(
     "results",
     metadata,
     _of_run(),
-    _whole("turn"),
-    _text("call_id"),
-    _whole("position"),
-    _text("outcome"),
+    whole("turn"),
+    text_("call_id"),
+    whole("position"),
+    text_("outcome"),
     Column("reason", Text),
-    _whole("attempt"),
-    _real("tool_s"),
-    _real("queue_s"),
-    _real("stored_at"),
-    _text("content"),
+    whole("attempt"),
+    real("tool_s"),
+    real("queue_s"),
+    real("stored_at"),
+    text_("content"),
     Column("full_text", Text),
     PrimaryKeyConstraint("run_id", "turn", "call_id"),  # the first terminal outcome wins
 )
@@ -214,10 +184,10 @@ items = Table(
     "items",
     metadata,
     _of_run(),
-    _whole("seq"),
-    _whole("turn"),
-    _text("kind"),
-    _text("body"),
+    whole("seq"),
+    whole("turn"),
+    text_("kind"),
+    text_("body"),
     PrimaryKeyConstraint("run_id", "seq"),
 )
 
@@ -226,37 +196,34 @@ commands = Table(
     metadata,
     Column("id", Text, primary_key=True),
     _of_run(),
-    _whole("turn"),
+    whole("turn"),
     Column("call_id", Text),
-    _text("queue"),
-    _real("due_at"),
+    text_("queue"),
+    real("due_at"),
     Column("sent_at", Double),
-    _whole("sends"),
-    _real("lost_after_s"),
-    _real("check_at"),  # from when on the keeper thinks that it was never sent, or lost (rules.check_at)
-    _whole("deaths"),
+    whole("sends"),
+    real("lost_after_s"),
+    real("check_at"),  # from when on the keeper thinks that it was never sent, or lost (rules.check_at)
+    whole("deaths"),
     Column("owner", Text),
     Column("token", Text),
     Column("lease_until", Double),
-    _text("body"),  # {"trace": {...}}
+    text_("body"),  # {"trace": {...}}
     Index("ix_commands_run", "run_id"),
-    Index(
+    partial(
         "ix_commands_check",
         "check_at",
-        sqlite_where=text("token IS NULL"),
-        postgresql_where=text("token IS NULL"),
+        where="token IS NULL",
     ),
-    Index(
+    partial(
         "ix_commands_sent",
         "sent_at",
-        sqlite_where=text("token IS NULL"),
-        postgresql_where=text("token IS NULL"),
+        where="token IS NULL",
     ),
-    Index(
+    partial(
         "ix_commands_lease",
         "lease_until",
-        sqlite_where=text("token IS NOT NULL"),
-        postgresql_where=text("token IS NOT NULL"),
+        where="token IS NOT NULL",
     ),
     sqlite_with_rowid=False,
 )
@@ -266,18 +233,18 @@ usage = Table(
     metadata,
     Column("token", Text, primary_key=True),  # of the decide lease: names one model call
     _of_run(),
-    _text("tenant"),
-    _whole("turn"),
-    _whole("attempt"),
-    _text("model"),
-    _text("status"),  # reserved | replied | failed
-    _real("reserved_usd"),
-    _count("input_tokens"),
-    _count("output_tokens"),
-    _count("cached_tokens"),
-    _count("reasoning_tokens"),
-    _real("cost_usd"),
-    _real("at"),
+    text_("tenant"),
+    whole("turn"),
+    whole("attempt"),
+    text_("model"),
+    text_("status"),  # reserved | replied | failed
+    real("reserved_usd"),
+    count("input_tokens"),
+    count("output_tokens"),
+    count("cached_tokens"),
+    count("reasoning_tokens"),
+    real("cost_usd"),
+    real("at"),
     Column("closed_at", Double),
     Index("ix_usage_run", "run_id"),
     Index("ix_usage_tenant", "tenant", "at"),
@@ -288,15 +255,15 @@ steps = Table(
     metadata,
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     _of_run(),
-    _text("tenant"),
-    _whole("turn"),
-    _text("kind"),
-    _text("outcome"),
+    text_("tenant"),
+    whole("turn"),
+    text_("kind"),
+    text_("outcome"),
     Column("call_id", Text),
     Column("tool_name", Text),
-    _whole("attempt"),
-    _real("at"),
-    _text("fields"),
+    whole("attempt"),
+    real("at"),
+    text_("fields"),
     Index("ix_steps_run", "run_id", "id"),
 )
 
@@ -304,10 +271,10 @@ events = Table(
     "events",
     metadata,
     _of_run(),
-    _whole("seq"),
-    _text("type"),
-    _real("at"),
-    _text("data"),
+    whole("seq"),
+    text_("type"),
+    real("at"),
+    text_("data"),
     PrimaryKeyConstraint("run_id", "seq"),
     sqlite_with_rowid=False,
 )
@@ -317,26 +284,26 @@ dead = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("tenant", Text),  # of the run; nothing is known of a message that cannot be trusted
-    _text("kind"),
-    _text("queue"),
-    _text("reason"),
-    _real("at"),
+    text_("kind"),
+    text_("queue"),
+    text_("reason"),
+    real("at"),
     Column("run_id", Text),
     Column("turn", Integer),
     Column("call_id", Text),
     Column("body", LargeBinary),
-    _text("detail"),
+    text_("detail"),
     Index("ix_dead_at", "at", "id"),
 )
 
 agents = Table(
     "agents",
     metadata,
-    _text("name"),
-    _text("version"),
-    _whole("rank"),  # the highest of a name is the one registered last
-    _real("registered_at"),
-    _text("spec"),
+    text_("name"),
+    text_("version"),
+    whole("rank"),  # the highest of a name is the one registered last
+    real("registered_at"),
+    text_("spec"),
     PrimaryKeyConstraint("name", "version"),
 )
 
@@ -347,7 +314,7 @@ brokers = Table(
     "brokers",
     metadata,
     Column("name", Text, primary_key=True),
-    _text("marker"),
+    text_("marker"),
     Column("reset_at", Double),
 )
 
@@ -355,24 +322,24 @@ workers = Table(
     "workers",
     metadata,
     Column("id", Text, primary_key=True),
-    _text("host"),
-    _whole("pid"),
-    _text("roles"),
-    _text("version"),
-    _real("started_at"),
-    _real("seen_at"),
-    _text("state"),
+    text_("host"),
+    whole("pid"),
+    text_("roles"),
+    text_("version"),
+    real("started_at"),
+    real("seen_at"),
+    text_("state"),
 )
 
 cached_results = Table(
     "cached_results",
     metadata,
     Column("key", Text, primary_key=True),  # of tenant, tool, its version, arguments and what else decides
-    _text("tenant"),
-    _text("tool"),
-    _text("body"),
-    _real("stored_at"),
-    _real("expires_at"),
+    text_("tenant"),
+    text_("tool"),
+    text_("body"),
+    real("stored_at"),
+    real("expires_at"),
     Index("ix_cached_results_expires", "expires_at"),
 )
 
@@ -382,30 +349,29 @@ effects = Table(
     metadata,
     Column("call_id", Text, primary_key=True),
     _of_run(),
-    _whole("turn"),
-    _text("tenant"),
-    _text("tool"),
-    _text("tier"),
-    _text("key"),
-    _text("state"),
-    _whole("attempt"),
-    _real("send_by"),
-    _real("asked_at"),
-    _whole("tries"),
-    _flag("doubt"),
+    whole("turn"),
+    text_("tenant"),
+    text_("tool"),
+    text_("tier"),
+    text_("key"),
+    text_("state"),
+    whole("attempt"),
+    real("send_by"),
+    real("asked_at"),
+    whole("tries"),
+    flag("doubt"),
     Column("approval_id", Text),
-    _real("opened_at"),
-    _real("changed_at"),
+    real("opened_at"),
+    real("changed_at"),
     Column("resolved_by", Text),
     Column("answer", Text),  # JSON, as an operator gave it
     Index("ix_effects_run", "run_id", "turn"),
     Index("ix_effects_state", "state", "changed_at"),
-    Index(
+    partial(
         "ix_effects_held",
         "key",
         unique=True,
-        sqlite_where=text("state IN ('dispatched', 'reconciling', 'happened', 'needs_human')"),
-        postgresql_where=text("state IN ('dispatched', 'reconciling', 'happened', 'needs_human')"),
+        where="state IN ('dispatched', 'reconciling', 'happened', 'needs_human')",
     ),
 )
 
@@ -414,24 +380,24 @@ approvals = Table(
     metadata,
     Column("id", Text, primary_key=True),
     _of_run(),
-    _whole("turn"),
-    _text("call_id"),
-    _text("tenant"),
-    _text("tool"),
-    _text("tier"),
-    _text("status"),
-    _text("arguments"),  # as they stand now
-    _text("arguments_hash"),
-    _text("summary"),
-    _text("requested_by"),
-    _real("requested_at"),
-    _real("expires_at"),
-    _whole("steps"),
-    _flag("distinct_people"),
-    _flag("by_another"),
-    _text("granted_by"),  # JSON list of names
+    whole("turn"),
+    text_("call_id"),
+    text_("tenant"),
+    text_("tool"),
+    text_("tier"),
+    text_("status"),
+    text_("arguments"),  # as they stand now
+    text_("arguments_hash"),
+    text_("summary"),
+    text_("requested_by"),
+    real("requested_at"),
+    real("expires_at"),
+    whole("steps"),
+    flag("distinct_people"),
+    flag("by_another"),
+    text_("granted_by"),  # JSON list of names
     Column("decided_at", Double),
-    _text("reason"),
+    text_("reason"),
     Column("standing", Text),
     Column("permissions", Text, nullable=False, server_default="[]"),  # JSON list of what is granted with it
     Index("ix_approvals_run", "run_id", "turn"),
@@ -444,12 +410,12 @@ keys = Table(
     "approvers",
     metadata,
     Column("id", Text, primary_key=True),
-    _text("name"),
-    _text("token_hash"),
-    _text("scopes"),  # JSON: scopes, tenants, agents, tools, tiers, permissions
-    _real("created_at"),
+    text_("name"),
+    text_("token_hash"),
+    text_("scopes"),  # JSON: scopes, tenants, agents, tools, tiers, permissions
+    real("created_at"),
     Column("revoked_at", Double),
-    _empty("shown"),
+    empty("shown"),
     Column("expires_at", Double),
     Column("replaces", Text),
     Index("ix_approvers_token", "token_hash", unique=True),
@@ -462,21 +428,21 @@ quotas = Table(
     Column("runs_in_flight_max", Integer),
     Column("requests_per_minute_max", Integer),
     Column("cost_usd_per_day_max", Double),
-    _real("changed_at"),
+    real("changed_at"),
 )
 
 # Requests that carry a key of their sender, so that one sent again gets the answer of the first.
 replays = Table(
     "replays",
     metadata,
-    _text("tenant"),
-    _text("route"),
-    _text("key"),
-    _text("request_hash"),
+    text_("tenant"),
+    text_("route"),
+    text_("key"),
+    text_("request_hash"),
     Column("status", Integer),  # of the answer; none while it is being worked on
     Column("body", Text),
     Column("run_id", Text),
-    _real("at"),
+    real("at"),
     PrimaryKeyConstraint("tenant", "route", "key"),
     Index("ix_replays_at", "at"),
 )
@@ -485,13 +451,13 @@ standing_approvals = Table(
     "standing_approvals",
     metadata,
     Column("id", Text, primary_key=True),
-    _text("tenant"),
-    _text("tool"),
-    _text("tier_max"),
-    _text("arguments"),  # JSON object
-    _real("expires_at"),
-    _text("created_by"),
-    _real("created_at"),
+    text_("tenant"),
+    text_("tool"),
+    text_("tier_max"),
+    text_("arguments"),  # JSON object
+    real("expires_at"),
+    text_("created_by"),
+    real("created_at"),
     Index("ix_standing_tool", "tenant", "tool"),
 )
 
@@ -499,15 +465,15 @@ audit = Table(
     "audit",
     metadata,
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-    _real("at"),
-    _text("action"),
-    _flag("accepted"),
-    _text("reason"),
-    _text("person"),
-    _text("tenant"),
+    real("at"),
+    text_("action"),
+    flag("accepted"),
+    text_("reason"),
+    text_("person"),
+    text_("tenant"),
     Column("run_id", Text),
     Column("call_id", Text),
     Column("approval_id", Text),
-    _text("data"),
+    text_("data"),
     Index("ix_audit_call", "call_id"),
 )

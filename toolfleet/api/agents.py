@@ -28,9 +28,7 @@ async def ls(
 ) -> Page[AgentOut]:
     """By name, each as it was registered last; those that the key may use."""
     found = [one for one in await Door(caller).agents() if cursor is None or one.name > cursor]
-    page, more = found[:limit], len(found) > limit
-    data = [AgentOut.of(one) for one in page]
-    return Page(data=data, has_more=more, next_cursor=page[-1].name if more else None)
+    return Page.of(found, limit, AgentOut.of, lambda one: one.name)
 
 
 @router.get(

@@ -52,9 +52,7 @@ async def ls(
         run_id=run_id,
         after=cursor,
     )
-    page, more = found[:limit], len(found) > limit
-    following = page[-1].approval.id if more else None
-    return Page(data=[ApprovalOut.of(one) for one in page], has_more=more, next_cursor=following)
+    return Page.of(found, limit, ApprovalOut.of, lambda one: one.approval.id)
 
 
 @approvals.get("/{approval_id}", response_model=ApprovalOut, summary="Look at a question")
@@ -144,9 +142,7 @@ async def effects_ls(
         run_id=run_id,
         before=cursor,
     )
-    page, more = found[:limit], len(found) > limit
-    following = page[-1].call_id if more else None
-    return Page(data=[EffectOut.of(one) for one in page], has_more=more, next_cursor=following)
+    return Page.of(found, limit, EffectOut.of, lambda one: one.call_id)
 
 
 @effects.get("/{call_id}", response_model=EffectOut, summary="Look at an effect")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, TypeVar
 
@@ -26,6 +27,7 @@ from toolfleet.schemas.views import (
 )
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 BODY_CHARS_MAX = 4000  # of a dead message
 
@@ -42,6 +44,22 @@ class Page(Answer, Generic[T]):
     data: list[T]
     has_more: bool
     next_cursor: str | None
+
+    @classmethod
+    def of(
+        cls, found: Sequence[V], limit: int, shape: Callable[[V], T], cursor: Callable[[V], object]
+    ) -> Page[T]:
+        """The first `limit` of what was found; whoever asked for one more knows by it that there is more."""
+        page, more = found[:limit], len(found) > limit
+        following = str(cursor(page[-1])) if more else None
+        return cls(data=[shape(one) for one in page], has_more=more, next_cursor=following)
+
+    @classmethod
+    def at(cls, found: Sequence[V], start: int, limit: int, shape: Callable[[V], T]) -> Page[T]:
+        """Of a list without an order of its own, from a position on; `next_cursor` is the position after it."""
+        page, more = found[start : start + limit], len(found) > start + limit
+        following = str(start + limit) if more else None
+        return cls(data=[shape(one) for one in page], has_more=more, next_cursor=following)
 
 
 class RunOut(Answer):

@@ -35,12 +35,7 @@ async def dead_ls(
     if cursor is not None:
         await Door(caller).dead_letter(cursor)
     found = await caller.api.client.store.dead(limit=limit + 1, before=cursor, tenant=caller.tenant)
-    page, more = found[:limit], len(found) > limit
-    return Page(
-        data=[DeadLetterOut.of(one) for one in page],
-        has_more=more,
-        next_cursor=page[-1].id if more else None,
-    )
+    return Page.of(found, limit, DeadLetterOut.of, lambda one: one.id)
 
 
 @router.get("/dead-letters/{dead_id}", response_model=DeadLetterOut, summary="Look at a dead letter")
@@ -88,9 +83,7 @@ async def breakers(
 ) -> Page[BreakerOut]:
     """Those that counted a failure within a day, the one used last first."""
     found = [one for one in await caller.api.pace.breakers() if caller.tenant in (None, one.tenant)]
-    page, more = found[cursor : cursor + limit], len(found) > cursor + limit
-    following = str(cursor + limit) if more else None
-    return Page(data=[BreakerOut.of(one) for one in page], has_more=more, next_cursor=following)
+    return Page.at(found, cursor, limit, BreakerOut.of)
 
 
 @router.post("/breakers/{tool}/reset", response_model=BreakerReset, summary="Close a breaker")
@@ -124,9 +117,7 @@ async def workers(
             reason="wrong_tenant",
         )
     found = await caller.api.client.store.workers()
-    page, more = found[cursor : cursor + limit], len(found) > cursor + limit
-    following = str(cursor + limit) if more else None
-    return Page(data=[WorkerOut.of(one) for one in page], has_more=more, next_cursor=following)
+    return Page.at(found, cursor, limit, WorkerOut.of)
 
 
 @health.get("/live", response_model=Health, summary="Whether this process answers")

@@ -121,13 +121,7 @@ async def ls(
         agent=agent,
         tenant=caller.tenant,
     )
-    page = found[:limit]
-    more = len(found) > limit
-    return Page(
-        data=[RunOut.of(view) for view in page],
-        has_more=more,
-        next_cursor=page[-1].info.run_id if more else None,
-    )
+    return Page.of(found, limit, RunOut.of, lambda view: view.info.run_id)
 
 
 @router.get("/{run_id}", response_model=RunOut, summary="Look at a run, or wait for it")
@@ -199,11 +193,7 @@ async def items(
     """In order. Runs before it in its conversation have items of their own."""
     await Door(caller).run(run_id)
     found = [one for one in await caller.api.client.store.items(RunId(run_id)) if one.seq > after]
-    page = found[:limit]
-    more = len(found) > limit
-    return Page(
-        data=[ItemOut.of(one) for one in page], has_more=more, next_cursor=str(page[-1].seq) if more else None
-    )
+    return Page.of(found, limit, ItemOut.of, lambda one: one.seq)
 
 
 @router.get("/{run_id}/calls", response_model=Page[CallOut], summary="What the calls of a run came to")
@@ -216,10 +206,7 @@ async def calls(
     """In the order of turns and calls; those that have an outcome."""
     await Door(caller).run(run_id)
     found = await caller.api.client.store.results(RunId(run_id))
-    page = found[cursor : cursor + limit]
-    more = len(found) > cursor + limit
-    data = [CallOut.of(turn, one) for turn, one in page]
-    return Page(data=data, has_more=more, next_cursor=str(cursor + limit) if more else None)
+    return Page.at(found, cursor, limit, lambda one: CallOut.of(*one))
 
 
 @router.get(
@@ -258,9 +245,7 @@ async def events(
     after = _after(starting_after, last_event_id)
     if STREAM not in request.headers.get("accept", ""):
         found = await caller.api.client.store.events(RunId(run_id), after=after, limit=limit + 1)
-        more = len(found) > limit
-        page = [EventOut.of(one) for one in found[:limit]]
-        return Page(data=page, has_more=more, next_cursor=str(page[-1].seq) if more else None)
+        return Page.of(found, limit, EventOut.of, lambda one: one.seq)
     if await is_over(caller.api, view, after):
         return Response(status_code=204)
     if caller.api.streams >= caller.api.streams_max:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from toolfleet.commands import options
-from toolfleet.commands.place import locate, opened
+from toolfleet.commands.place import ask, locate, opened
 from toolfleet.commands.terminal import (
     Column,
     cut,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from toolfleet.schemas.access import Key
     from toolfleet.schemas.ports import RunStore
     from toolfleet.schemas.views import ApprovalView, EffectView, RunEvent
-    from toolfleet.settings import Settings
 
 T = TypeVar("T")
 
@@ -479,16 +478,11 @@ def _lines(shape: dict[str, Any], as_json: bool) -> None:
     print_text("\n".join(f"{name:15} {printable(value)}" for name, value in shown.items()))
 
 
-def _ask(app: str | None, database: str | None, ask: Callable[[Approving], Awaitable[T]]) -> T:
+def _ask(app: str | None, database: str | None, question: Callable[[Approving], Awaitable[T]]) -> T:
     """What the front door for decisions answers. What becomes due is sent by the keeper of the fleet, within seconds."""
-    return asyncio.run(_asked(locate(app, database).settings, ask))
-
-
-async def _asked(settings: Settings, ask: Callable[[Approving], Awaitable[T]]) -> T:
     from toolfleet.approving import Approving
 
-    async with opened(settings) as client:
-        return await ask(Approving(client.store, client.publish_due))
+    return ask(app, database, lambda client: Approving(client.store, client.publish_due), question)
 
 
 def token_of(given: str | None) -> str:

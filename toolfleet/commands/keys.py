@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from toolfleet.commands import options
-from toolfleet.commands.place import locate, opened
+from toolfleet.commands.place import ask
 from toolfleet.commands.terminal import (
     Column,
     cut,
@@ -26,7 +25,6 @@ from toolfleet.commands.terminal import (
 if TYPE_CHECKING:
     from toolfleet.access import Access, NewKey
     from toolfleet.schemas.access import Key, Quota, TenantUse
-    from toolfleet.settings import Settings
 
 T = TypeVar("T")
 
@@ -279,12 +277,7 @@ def _most(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
-def _ask(app: str | None, database: str | None, ask: Callable[[Access], Awaitable[T]]) -> T:
-    return asyncio.run(_asked(locate(app, database).settings, ask))
-
-
-async def _asked(settings: Settings, ask: Callable[[Access], Awaitable[T]]) -> T:
+def _ask(app: str | None, database: str | None, question: Callable[[Access], Awaitable[T]]) -> T:
     from toolfleet.access import Access
 
-    async with opened(settings) as client:
-        return await ask(Access(client.store))
+    return ask(app, database, lambda client: Access(client.store), question)

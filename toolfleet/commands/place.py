@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from toolfleet.client import Client
     from toolfleet.fleet import Fleet
     from toolfleet.settings import Settings
+
+Front = TypeVar("Front")
+Answer = TypeVar("Answer")
 
 SQLITE_MAGIC = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html, section 1.3.1
 
@@ -106,6 +110,21 @@ async def opened(settings: Settings) -> AsyncIterator[Client]:
         yield Client(store)
     finally:
         await store.aclose()
+
+
+def ask(
+    app: str | None,
+    database: str | None,
+    front: Callable[[Client], Front],
+    question: Callable[[Front], Awaitable[Answer]],
+) -> Answer:
+    """What a front door over that database answers. `front` makes it of a client."""
+
+    async def asked() -> Answer:
+        async with opened(locate(app, database).settings) as client:
+            return await question(front(client))
+
+    return asyncio.run(asked())
 
 
 def require_migrated(settings: Settings) -> None:

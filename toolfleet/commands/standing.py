@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -12,12 +11,11 @@ import typer
 from toolfleet.commands import options
 from toolfleet.commands.deciding import Token, json_object, token_of
 from toolfleet.commands.keys import seconds
-from toolfleet.commands.place import locate, opened
+from toolfleet.commands.place import ask
 from toolfleet.commands.terminal import Column, cut, iso, moment, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from toolfleet.schemas.effects import StandingApproval
-    from toolfleet.settings import Settings
     from toolfleet.standing import Standing
 
 T = TypeVar("T")
@@ -123,12 +121,7 @@ def _tell(one: StandingApproval, as_json: bool) -> None:
     print_table(COLUMNS, [_row(one)], empty="")
 
 
-def _ask(app: str | None, database: str | None, ask: Callable[[Standing], Awaitable[T]]) -> T:
-    return asyncio.run(_asked(locate(app, database).settings, ask))
-
-
-async def _asked(settings: Settings, ask: Callable[[Standing], Awaitable[T]]) -> T:
+def _ask(app: str | None, database: str | None, question: Callable[[Standing], Awaitable[T]]) -> T:
     from toolfleet.standing import Standing
 
-    async with opened(settings) as client:
-        return await ask(Standing(client.store))
+    return ask(app, database, lambda client: Standing(client.store), question)
