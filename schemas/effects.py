@@ -139,9 +139,10 @@ class StandingApproval:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One decision about an approval, or one that was refused: by whom, about what, why."""
+    """One decision about an approval, or one that was refused: by whom, about what, why; and (`call`) what a call above
+    low came to that nobody was asked about."""
 
-    action: str  # ask | approve | reject | edit | resolve | standing | standing_add | standing_end | result
+    action: str  # call | ask | approve | reject | edit | resolve | standing | standing_add | standing_end | result
     accepted: bool
     reason: str
     by: str = ""

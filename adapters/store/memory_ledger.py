@@ -74,7 +74,13 @@ class MemoryLedger:
         return found[:limit]
 
     def effects(
-        self, *, limit: int, state: str | None, tenant: str | None, run_id: str | None, before: str | None
+        self,
+        *,
+        limit: int,
+        state: str | None,
+        tenant: str | None,
+        run_id: str | None,
+        before: str | None = None,
     ) -> list[EffectView]:
         last = next(((one.changed_at, one.call_id) for one in self._effects() if one.call_id == before), None)
         found = [
@@ -94,7 +100,13 @@ class MemoryLedger:
         return (view for run in self._runs.values() for view in run.approvals.values())
 
     def approvals(
-        self, *, limit: int, status: str | None, tenant: str | None, run_id: str | None, after: str | None
+        self,
+        *,
+        limit: int,
+        status: str | None,
+        tenant: str | None,
+        run_id: str | None,
+        after: str | None = None,
     ) -> list[ApprovalView]:
         seen = None if after is None else self.approval(after)
         last = None if seen is None else (seen.approval.requested_at, seen.approval.id)

@@ -79,6 +79,7 @@ def test_an_operator_answers_for_an_effect_and_its_key_is_free(open_bench: OpenB
         view = await bench.store.effect(call.call_id)
         assert view is not None
         assert (view.entry.state, view.resolved_by) == (EffectState.DID_NOT_HAPPEN, "op")
-        assert [audit.by for audit in await bench.store.audits(limit=9)] == ["op"]
+        rows = await bench.store.audits(limit=9)
+        assert [(row.action, row.by) for row in rows] == [("resolve", "op"), ("call", "")]
 
     play(story, open_bench, tmp_path)

@@ -214,5 +214,10 @@ def test_an_operator_is_shown_all_of_it_and_the_command_line_asks_again(desk: Fl
     done = toolfleet(*said, "-A", f"{__name__}:fleet", "--json")
     assert json.loads(done.stdout)["state"] == "did_not_happen"
     later = json.loads(toolfleet("show", view.call_id, "--json").stdout)
-    assert [one["reason"] for one in later["decisions"]] == ["not_confirmed", "it_happened", "did_not_happen"]
+    assert [one["reason"] for one in later["decisions"]] == [
+        "outcome_unknown",
+        "not_confirmed",
+        "it_happened",
+        "did_not_happen",
+    ]
     assert later["now"] == [] and later["resolved_by"] == "op"

@@ -591,3 +591,28 @@ def test_a_permission_is_asked_for_only_where_the_tool_says_so() -> None:
     state, call = _one(effect(0))
 
     assert _feed(state, replace(question(call), permissions=("p",))).missed == "nobody has to be asked"
+
+
+@pytest.mark.parametrize(("made", "rows"), [(effect(0), 1), (proposed(0), 0)], ids=["medium", "low"])
+def test_what_a_call_above_low_came_to_is_written_down(made: object, rows: int) -> None:
+    state, call = _one(made)
+    if call.effect:
+        state = _feed(state, claim(call)).state
+        last = ended(state.calls[0], EffectState.HAPPENED, CallOutcome.OK)
+    else:
+        last = CallFinished(CommandId(call.call_id), None, 1, came_to(call, CallOutcome.OK))
+    found = [one.audit for one in _feed(state, last, 6.0).records if isinstance(one, AppendAudit)]
+
+    assert len(found) == rows
+    for audit in found:
+        assert (audit.action, audit.accepted, audit.call_id) == ("call", True, call.call_id)
+        assert audit.data["arguments_hash"] == arguments_hash(call.arguments)
+
+
+def test_of_a_call_somebody_was_asked_about_the_decision_is_what_is_written_down() -> None:
+    state = _feed(_question(), decide(_question().calls[0], by="bob"), 6.0).state
+    state = _feed(state, claim(state.calls[0]), 7.0).state
+    step = _feed(state, ended(state.calls[0], EffectState.HAPPENED, CallOutcome.OK), 8.0)
+
+    assert step.state is not None and step.state.calls[0].outcome is CallOutcome.OK
+    assert not [one for one in step.records if isinstance(one, AppendAudit)]

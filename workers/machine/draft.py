@@ -12,11 +12,12 @@ from typing import Any
 
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.conversation import Item
-from toolfleet.schemas.effects import Approval, ApprovalStatus
-from toolfleet.schemas.ids import CallId
+from toolfleet.schemas.effects import Approval, ApprovalStatus, Audit, arguments_hash
+from toolfleet.schemas.ids import CallId, RunId
 from toolfleet.schemas.limits import Counters
-from toolfleet.schemas.outcomes import ReasonCode, RunStatus
+from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, RunStatus, Tier
 from toolfleet.schemas.records import (
+    AppendAudit,
     AppendEvent,
     AppendItem,
     AppendMerge,
@@ -114,6 +115,8 @@ class Draft:
                 },
             )
         )
+        if call.tier is not Tier.LOW and call.approval is None:  # else the question was written down
+            self.add(AppendAudit(_ran(self.state.run_id, call, result)))
         self.event(
             "call.finished",
             call_id=call.call_id,
@@ -154,3 +157,20 @@ def refusal_of(row: CommandRow | None, now_s: float) -> str | None:
     if row.token is not None:
         return "leased"
     return None
+
+
+def _ran(run_id: RunId, call: CallState, result: CallResult) -> Audit:
+    """What a call above low that nobody was asked about came to."""
+    return Audit(
+        action="call",
+        accepted=result.outcome is CallOutcome.OK,
+        reason=result.reason or result.outcome.value,
+        run_id=run_id,
+        call_id=call.call_id,
+        data={
+            "tool": call.tool,
+            "tier": call.tier.value,
+            "outcome": result.outcome.value,
+            "arguments_hash": arguments_hash(call.arguments),
+        },
+    )
