@@ -39,7 +39,7 @@ class Replica:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "toolfleet", "serve", "--database", database, "--port", "0"],
                 cwd=folder,
-                env={**environment, "TOOLFLEET_DRAIN_S": "2"},
+                env={**environment, "TOOLFLEET_DRAIN_S": str(DEADLINE_S)},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
