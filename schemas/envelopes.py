@@ -94,6 +94,11 @@ def error(
     return _text(fields)
 
 
+def not_permitted(tool: str, missing: Sequence[str]) -> str:
+    """What is said of a call whose tool needs permissions that whom the run acts for does not have."""
+    return f"{tool} is not permitted for this user (missing: {', '.join(missing)})"
+
+
 def omitted(content: str, *, reference: str) -> str:
     """The envelope that stands for a stored one in a request that would be too long: its status, and where it is."""
     old = orjson.loads(content) if content.startswith("{") else {}

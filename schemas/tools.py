@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -191,6 +191,10 @@ class ToolSpec(BaseModel):
                 "a repeatable tool has no business_key: each of its calls is an effect of its own"
             )
         return self
+
+    def lacking(self, permissions: Collection[str]) -> tuple[str, ...]:
+        """What it needs and is not among these, in the order of its declaration."""
+        return tuple(one for one in self.permissions if one not in permissions)
 
     @property
     def reconciles(self) -> bool:

@@ -142,6 +142,46 @@ def test_a_call_outside_the_candidates_does_not_run_and_says_what_may(tmp_path: 
     assert steps[0]["excluded_tools"] == {"weigh": "tenant"} and steps[0]["allowed_tools"] == ["look"]
 
 
+@pytest.mark.parametrize(
+    ("permissions", "outcomes", "status"),
+    [
+        (("pay:eu",), ["denied", "ok"], RunStatus.DENIED),
+        (("pay:eu", "pay"), ["ok", "ok"], RunStatus.COMPLETED),
+    ],
+    ids=["lacks one", "has both"],
+)
+def test_what_the_principal_may_not_do_is_not_offered_and_denied_where_it_is_called(
+    tmp_path: Path, permissions: tuple[str, ...], outcomes: list[str], status: RunStatus
+) -> None:
+    paid: list[int] = []
+
+    def declare(fleet: Fleet) -> None:
+        @fleet.tool(permissions=["pay", "pay:eu"])
+        async def pay(n: int) -> str:
+            """Pay."""
+            paid.append(n)
+            return "paid"
+
+        fleet.agent("desk", model="m", tools=["look", "pay"])
+
+    def script(body: dict[str, Any], count: int) -> dict[str, Any]:
+        return _calls("pay", "look") if count == 1 else {"content": "Done."}
+
+    may = {"principal": "ann", "permissions": permissions}
+    (result,), received, steps = _play(tmp_path, script, declare, **may)
+
+    assert [r.outcome for r in result.results] == outcomes and result.status is status
+    assert len(received[0]["tools"]) == 2, "definitions stay as they are"
+    if status is RunStatus.DENIED:
+        assert (
+            result.results[0].reason == "permission_denied" and "missing: pay)" in result.results[0].content
+        )
+        assert steps[0]["excluded_tools"] == {"pay": "permission"} and steps[0]["allowed_tools"] == ["look"]
+        assert len(received) == 1 and result.reason == "permission_denied" and paid == []
+    else:
+        assert "excluded_tools" not in steps[0] and paid == [0]
+
+
 def test_one_at_a_time_holds_for_a_model_that_sends_several(tmp_path: Path) -> None:
     def script(body: dict[str, Any], count: int) -> dict[str, Any]:
         return _calls("look", "weigh", "look") if count == 1 else {"content": "Done."}

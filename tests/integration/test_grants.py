@@ -75,8 +75,8 @@ def _script(messages: list[dict[str, Any]], _tools: list[dict[str, Any]]) -> Any
 
 
 class Desk:
-    def __init__(self, database: str) -> None:
-        self.fleet = Fleet(database, model=ScriptedModel(_script))
+    def __init__(self, database: str, **settings: Any) -> None:
+        self.fleet = Fleet(database, model=ScriptedModel(_script), **settings)
         self.fleet.agent("desk", model="scripted", tools=TOOLS)
 
     def submit(self, *calls: tuple[str, dict[str, Any]], **said: Any) -> Run:
@@ -93,6 +93,11 @@ class Desk:
     def audits(self, view: ApprovalView) -> list[tuple[str, str, bool, str]]:
         found = self.fleet._run(self.fleet.client().store.audits(limit=100, call_id=view.call_id))
         return [(one.action, one.by, one.accepted, one.reason) for one in reversed(found)]
+
+    def excluded(self, run: Run) -> dict[str, str]:
+        """What was not offered in the first turn, and why."""
+        steps = self.fleet._run(self.fleet.client().store.steps(run.id))
+        return dict(next(one.fields for one in steps if one.kind == "decide").get("excluded_tools", {}))
 
 
 @pytest.fixture
@@ -210,6 +215,18 @@ def test_a_tool_that_asks_nobody_is_denied_and_one_with_the_permission_runs(desk
     assert _outcomes(denied) == [CallOutcome.DENIED]
     assert _outcomes(allowed) == [CallOutcome.OK, CallOutcome.OK]
     assert sorted(DONE) == ["count_salaries", "get_salary ann"] and desk.fleet.approvals(status=None) == []
+    assert desk.excluded(denied) == {"count_salaries": "permission"}, "what may be granted stays offered"
+    assert desk.excluded(allowed) == {}
+
+
+def test_where_nobody_is_asked_what_could_be_granted_is_not_offered(tmp_path: Path) -> None:
+    DONE.clear()
+    desk = Desk(f"sqlite:///{tmp_path / 'fleet.db'}", approvals="off")
+    with desk.fleet:
+        run = desk.submit(("refund", {"order": "o1"}), permissions=["eu"])
+
+        assert _outcomes(run) == [CallOutcome.DENIED] and DONE == []
+        assert desk.excluded(run)["refund"] == "permission" and desk.fleet.approvals(status=None) == []
 
 
 def test_a_run_that_is_started_again_acts_for_the_same_person(desk: Desk) -> None:

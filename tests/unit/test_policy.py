@@ -146,6 +146,64 @@ def test_a_tenant_is_offered_what_is_for_it() -> None:
     assert _control(agent, _state(), Given(tenant="gold")).allowed is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "given_", "excluded"),
+    [
+        ({}, Given(), True),
+        ({}, Given(permissions=("orders:read",)), True),
+        ({}, Given(permissions=("orders:write", "orders:read", "eu")), False),
+        ({"grantable": True}, Given(), False),
+        ({"grantable": True}, Given(grants=False), True),
+    ],
+    ids=["none", "one of two", "both", "grantable", "grantable, and nobody is asked here"],
+)
+def test_what_a_principal_may_do_decides_what_is_offered(
+    fields: dict[str, Any], given_: Given, excluded: bool
+) -> None:
+    guarded = _tool("cancel_order", permissions=("orders:read", "orders:write"), **fields)
+    agent = _agent(tools=(_tool("get_order"), guarded))
+
+    decided = _control(agent, _state(), given_)
+
+    assert decided.excluded == ((("cancel_order", "permission"),) if excluded else ())
+    assert decided.allowed == (("get_order",) if excluded else None)
+
+
+def test_a_missing_permission_is_the_reason_before_what_may_pass() -> None:
+    guarded = _tool("cancel_order", permissions=("orders:write",))
+    agent = _agent(tools=(_tool("get_order"), guarded))
+    both = Given(early={"cancel_order": "prerequisite"}, breakers_open=frozenset({"cancel_order"}))
+
+    decided = _control(agent, _state(withdrawn=("cancel_order",)), both)
+
+    assert decided.excluded == (("cancel_order", "permission"),)
+
+
+def test_an_effect_nobody_may_cause_does_not_keep_reads_from_running_side_by_side() -> None:
+    paid = _tool("cancel_order", tier=Tier.MEDIUM, effect=True, permissions=("orders:write",))
+    agent = _agent(tools=(_tool("get_order"), paid))
+
+    assert _control(agent, _state()).parallel
+    assert not _control(agent, _state(), Given(permissions=("orders:write",))).parallel
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"policy": ControlPolicy(first="cancel_order")},
+        {"policy": ControlPolicy(answer_only_after=("cancel_order",))},
+        {"tool_choice": "cancel_order"},
+    ],
+    ids=["first", "answer_only_after", "tool_choice"],
+)
+def test_a_demand_for_what_the_principal_may_not_do_ends_the_run_unasked(fields: dict[str, Any]) -> None:
+    guarded = _tool("cancel_order", permissions=("orders:write",))
+    agent = _agent(tools=(_tool("get_order"), guarded), **fields)
+
+    assert "cancel_order" in (told := _stuck(agent, _state())) and "permission" in told
+    assert _control(agent, _state(), Given(permissions=("orders:write",))).must_call
+
+
 def test_the_intent_of_the_run_picks_its_tools() -> None:
     agent = _agent(ControlPolicy(intents={"weather": ("get_weather",), "order": ("get_order", "search")}))
 
@@ -322,6 +380,7 @@ _narrows = st.none() | st.builds(
     broken=st.frozensets(st.sampled_from(NAMES)),
     early=st.frozensets(st.sampled_from(NAMES)),
     choice=st.sampled_from(("auto", "required", *NAMES)),
+    lacking=_some,
 )
 def test_whatever_the_rules_no_step_allows_what_one_of_them_forbids(
     policy: ControlPolicy,
@@ -331,10 +390,12 @@ def test_whatever_the_rules_no_step_allows_what_one_of_them_forbids(
     broken: frozenset[str],
     early: frozenset[str],
     choice: str,
+    lacking: tuple[str, ...],
 ) -> None:
-    agent = _agent(policy, tool_choice=choice)
+    tools = tuple(_tool(name, permissions=("p", "q") if name in lacking else ("p",)) for name in NAMES)
+    agent = _agent(policy, tool_choice=choice, tools=tools)
     state = _state(succeeded=succeeded, withdrawn=withdrawn)
-    asked = Given(breakers_open=broken, early=dict.fromkeys(early, "stage"))
+    asked = Given(breakers_open=broken, early=dict.fromkeys(early, "stage"), permissions=("p",))
     free = candidates(agent, state, asked)
 
     decided = control(agent, state, free, narrow)
@@ -343,7 +404,7 @@ def test_whatever_the_rules_no_step_allows_what_one_of_them_forbids(
         return
     may = decided.callable if decided.callable is not None else frozenset(NAMES)
     assert may <= set(free.allowed), "a hook lets nothing in"
-    assert not may & (broken | early | set(withdrawn))
+    assert not may & (broken | early | set(withdrawn) | set(lacking))
     assert all("default" in policy.tenants.get(name, ("default",)) for name in may)
     assert not decided.must_call or may, "what is demanded can be done"
     listed = NAMES if decided.allowed is None else decided.allowed

@@ -17,6 +17,7 @@ from toolfleet.schemas.events import (
     DecisionLeased,
     ModelFailed,
     ModelReplied,
+    ProposedCall,
     RunUnworkable,
     StepFacts,
 )
@@ -34,6 +35,7 @@ from toolfleet.schemas.ports import (
     Transition,
 )
 from toolfleet.schemas.run import RunState
+from toolfleet.schemas.views import Conversation
 from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.consumer import Done, Received, each
 from toolfleet.workers.decision.fallback import WAIT_FOR_IT_MAX_S, models_left, on_model, what_follows
@@ -156,7 +158,9 @@ class Decider:
         if agent is None:
             message = f"agent {info.agent!r} of version {info.agent_version} is not known to this database"
             return RunUnworkable(command_id, token, ReasonCode.AGENT_NOT_LOADED, message)
-        prepared = await self._preparer.prepare(on_model(agent, state.model_index), state, conversation)
+        prepared = await self._preparer.prepare(
+            on_model(agent, state.model_index), state, conversation, grants=self._approvals
+        )
         if isinstance(prepared, Refused):
             return RunUnworkable(command_id, token, prepared.reason, prepared.message)
         request = prepared.request
@@ -181,18 +185,7 @@ class Decider:
             log.warning("model_failed", run_id=state.run_id, kind=exc.fault.kind, error=exc.fault.message)
             return ModelFailed(command_id, token, exc.fault, delay, facts, next_model=follows == "next")
         await self._point("decide.after_model")
-        control = prepared.control
-        calls = propose(
-            reply,
-            agent,
-            run_id=state.run_id,
-            turn=state.turn,
-            allowed=control.callable,
-            items=conversation.items,
-            excluded=dict(control.excluded),
-        )
-        if not self._approvals:
-            calls = tuple(replace(one, terms=one.terms.unasked()) for one in calls)
+        control, calls = prepared.control, self._proposed(reply, agent, state, conversation, prepared)
         facts = self._facts(prepared, queue_s, started, reply)
         output = None
         if agent.output is not None and reply.text and not calls:
@@ -200,6 +193,28 @@ class Decider:
         return ModelReplied(
             command_id, token, reply, calls, control.parallel, facts, control=control, output=output
         )
+
+    def _proposed(
+        self,
+        reply: ModelReply,
+        agent: AgentSpec,
+        state: RunState,
+        conversation: Conversation,
+        prepared: Prepared,
+    ) -> tuple[ProposedCall, ...]:
+        calls = propose(
+            reply,
+            agent,
+            run_id=state.run_id,
+            turn=state.turn,
+            allowed=prepared.control.callable,
+            items=conversation.items,
+            excluded=dict(prepared.control.excluded),
+            permissions=conversation.info.permissions,
+        )
+        if self._approvals:
+            return calls
+        return tuple(replace(one, terms=one.terms.unasked()) for one in calls)
 
     async def _ask_in_turn(self, request: ModelRequest, lane: Lane) -> ModelReply:
         """Raises NotNow where the call was not made, ModelError where it failed."""

@@ -66,12 +66,14 @@ class Preparer:
         self._breakers = breakers
 
     async def prepare(
-        self, agent: AgentSpec, state: RunState, conversation: Conversation
+        self, agent: AgentSpec, state: RunState, conversation: Conversation, *, grants: bool = True
     ) -> Prepared | Refused:
-        """The request of the outstanding decision."""
+        """The request of the outstanding decision. `grants`: somebody can be asked for a permission that is missing."""
         info = conversation.info
         given = Given(
             tenant=info.tenant,
+            permissions=info.permissions,
+            grants=grants,
             metadata=info.metadata,
             said=_said(conversation.items),
             breakers_open=await self._open(agent, info.tenant),

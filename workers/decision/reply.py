@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -15,7 +15,7 @@ import orjson
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.conversation import Item, ItemCall
 from toolfleet.schemas.effects import Terms
-from toolfleet.schemas.envelopes import error
+from toolfleet.schemas.envelopes import error, not_permitted
 from toolfleet.schemas.events import ProposedCall
 from toolfleet.schemas.ids import RunId, call_id_of
 from toolfleet.schemas.model import ModelReply, RawCall
@@ -23,7 +23,7 @@ from toolfleet.schemas.outcomes import ASKED_TIERS, CallOutcome, ReasonCode, Tie
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.workers.decision.arguments import FIELD_ERRORS_MAX, Invalid, Unusable, Valid, read_arguments
-from toolfleet.workers.decision.policy.evaluate import BREAKER, OUT_OF_ORDER
+from toolfleet.workers.decision.policy.evaluate import BREAKER, OUT_OF_ORDER, PERMISSION
 from toolfleet.workers.decision.transcript import Transcript, invented, out_of_order
 
 NO_ARGUMENTS: Final = "{}"
@@ -45,13 +45,14 @@ def propose(
     allowed: frozenset[str] | None,
     items: Sequence[Item] = (),
     excluded: Mapping[str, str] | None = None,
+    permissions: Collection[str] = (),
 ) -> tuple[ProposedCall, ...]:
     """The calls of the reply, in its order; `answer` is set where nothing has to run to know what comes of it.
 
     `allowed` are the tools that may be called in this turn (None: all), `excluded` why the others may not. `items` are
     all of the conversation before the reply: what must come first is looked for there, and values that must not be
-    invented. A reply that was cut off by the output limit runs nothing: which of its calls are whole cannot be told
-    (B009).
+    invented. `permissions` are those of whom the run acts for. A reply that was cut off by the output limit runs
+    nothing: which of its calls are whole cannot be told (B009).
     """
     transcript = Transcript(items)
     available = [tool.name for tool in agent.tools if allowed is None or tool.name in allowed]
@@ -64,6 +65,8 @@ def propose(
             proposed.append(gate.truncated(raw, spec))
         elif spec is None:
             proposed.append(gate.unknown_tool(raw, available))
+        elif (excluded or {}).get(spec.name) == PERMISSION:
+            proposed.append(gate.not_permitted(raw, spec, spec.lacking(permissions)))
         elif spec.name not in available and (why := (excluded or {}).get(spec.name)) not in OUT_OF_ORDER:
             proposed.append(gate.not_available(raw, spec, available, why))
         else:
@@ -157,6 +160,12 @@ class _Gate:
         message = f"There is no tool {_shown(raw.name)!r}. {_names(available)}"
         content = error(outcome=CallOutcome.UNKNOWN_TOOL, message=message, retryable_by_model=bool(available))
         return self._answered(raw, None, CallOutcome.UNKNOWN_TOOL, None, content)
+
+    def not_permitted(self, raw: RawCall, spec: ToolSpec, missing: Sequence[str]) -> ProposedCall:
+        """What the executor would say, whose gate looks again at the calls that are let through here."""
+        outcome, reason = CallOutcome.DENIED, ReasonCode.PERMISSION_DENIED
+        content = error(outcome=outcome, reason=reason, message=not_permitted(spec.name, missing))
+        return self._answered(raw, spec, outcome, reason, content)
 
     def not_available(
         self, raw: RawCall, spec: ToolSpec, available: Sequence[str], why: str | None

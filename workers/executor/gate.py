@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from toolfleet.schemas.effects import ApprovalStatus, StandingApproval, arguments_hash
-from toolfleet.schemas.envelopes import error
+from toolfleet.schemas.envelopes import error, not_permitted
 from toolfleet.schemas.outcomes import CallOutcome, ReasonCode, Tier
 from toolfleet.schemas.ports import RunStore, ToolAnswer, ToolFailed, ToolPlace
 from toolfleet.schemas.results import CallResult
@@ -95,13 +95,13 @@ Gate = Callable[[Asked], Awaitable[Stopped | None]]
 
 async def permission(asked: Asked) -> Stopped | None:
     """Whom the run acts for must have every permission the tool names, or somebody has granted it for this call."""
-    missing = tuple(one for one in asked.spec.permissions if one not in asked.view.permissions)
+    missing = asked.spec.lacking(asked.view.permissions)
     if not missing:
         return None
     if asked.call.terms.grantable:
         found = _answered(asked, missing)
         return await _ask(asked, missing) if found is UNASKED else found
-    message = f"{asked.call.tool} is not permitted for this user (missing: {', '.join(missing)})"
+    message = not_permitted(asked.call.tool, missing)
     return _refused(asked.call, CallOutcome.DENIED, ReasonCode.PERMISSION_DENIED, message)
 
 

@@ -21,6 +21,7 @@ from toolfleet.schemas.control import (
 from toolfleet.schemas.limits import TOOLS_NOTED_ABOVE, TOOLS_WARNED_ABOVE
 from toolfleet.schemas.outcomes import ReasonCode
 from toolfleet.schemas.run import RunState
+from toolfleet.schemas.tools import ToolSpec
 from toolfleet.workers.decision.policy.retrieve import ranked
 
 # Why a tool may not be called now; the model is told some of it, the step row all of it.
@@ -28,6 +29,7 @@ WITHDRAWN: Final = "withdrawn"
 FINISHED: Final = "finish_after"
 OUT_OF_ORDER: Final = (str(ReasonCode.PREREQUISITE), str(ReasonCode.STAGE))  # by the contract of the tool
 TENANT: Final = "tenant"
+PERMISSION: Final = "permission"
 BREAKER: Final = "breaker_open"
 INTENDED: Final = "intent"
 NOT_RETRIEVED: Final = "not_retrieved"
@@ -40,10 +42,13 @@ class Given:
     """What the rules are asked about beside the agent and the run's state.
 
     `said`: what the user wrote in this conversation, newest last. `breakers_open`: tools nobody may call just now.
-    `early`: tools whose own contract wants something first, with the reason code.
+    `early`: tools whose own contract wants something first, with the reason code. `permissions`: those of whom the run
+    acts for; `grants`: somebody can be asked for one that is missing.
     """
 
     tenant: str = "default"
+    permissions: tuple[str, ...] = ()
+    grants: bool = True
     metadata: Mapping[str, str] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     breakers_open: frozenset[str] = frozenset()
@@ -63,7 +68,7 @@ def candidates(agent: AgentSpec, state: RunState, given: Given) -> Candidates:
     """What the declared rules leave of the agent's tools. The first rule that says no is the reason."""
     excluded: dict[str, str] = {}
     for tool in agent.tools:
-        why = _why_not(agent, state, given, tool.name)
+        why = _why_not(agent, state, given, tool)
         if why is not None:
             excluded[tool.name] = why
     left = [tool.name for tool in agent.tools if tool.name not in excluded]
@@ -108,10 +113,12 @@ def control(
     )
 
 
-def _why_not(agent: AgentSpec, state: RunState, given: Given, name: str) -> str | None:
-    policy = agent.control
+def _why_not(agent: AgentSpec, state: RunState, given: Given, tool: ToolSpec) -> str | None:
+    policy, name = agent.control, tool.name
     if agent.tool_choice == NONE:
         return TOOL_CHOICE
+    if tool.lacking(given.permissions) and not (tool.grantable and given.grants):
+        return PERMISSION  # before what passes: no call of another tool, and no waiting, changes it
     if name in state.withdrawn:
         return WITHDRAWN
     if policy.finish_after and set(policy.finish_after) <= set(state.succeeded):
@@ -194,7 +201,14 @@ def _stuck(
         return f"{choice} has to be called now and cannot be ({excluded.get(choice, 'no such tool')})"
     if choice == REQUIRED and not allowed:
         return "a tool has to be called now and none can be"
-    final = (WITHDRAWN, TENANT, BREAKER, INTENDED, FINISHED)  # no call of another tool changes these
+    final = (
+        PERMISSION,
+        WITHDRAWN,
+        TENANT,
+        BREAKER,
+        INTENDED,
+        FINISHED,
+    )  # no call of another tool changes these
     for name in missing:
         if excluded.get(name) in final:
             return f"{name} has to be called before the answer and cannot be ({excluded[name]})"
