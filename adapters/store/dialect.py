@@ -14,7 +14,6 @@ import orjson
 from sqlalchemy import (
     JSON,
     BindParameter,
-    Boolean,
     Column,
     ColumnElement,
     Connection,
@@ -36,7 +35,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import replacement_traverse
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy.types import NullType, TypeDecorator, TypeEngine
 
 # A reading is several statements about one moment. SQLite has that by itself; on PostgreSQL each statement of READ
 # COMMITTED sees another one. Both are said with BEGIN, so nothing of it stays on a connection.
@@ -97,8 +96,8 @@ class _TextList(TypeDecorator[Sequence[str]]):
         return orjson.dumps(list(value)).decode()
 
 
-class _Members(FunctionElement[bool]):
-    type = Boolean()
+class _Members(FunctionElement[Any]):
+    type = NullType()  # of Boolean, SQLite would be told `… = 1`, and would look at every row
     inherit_cache = True
 
 

@@ -12,7 +12,7 @@ from toolfleet.adapters.local.governor import LocalGovernor
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.errors import ModelError
 from toolfleet.schemas.model import ModelFault, ModelReply, Usage
-from toolfleet.schemas.pace import ModelLane, Quota
+from toolfleet.schemas.pace import ModelEntry, ModelLane, ModelPermit, ModelWait, Quota
 from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.decision.fallback import models_left, on_model, what_follows
 from toolfleet.workers.decision.pace import DEFER_MAX_S, WAIT_S, ModelPace, NotNow, lane_of
@@ -38,6 +38,15 @@ class Moving:
     async def sleep(self, seconds: float) -> None:
         self.at_s += seconds
         await asyncio.sleep(0)
+
+
+class FarAway(LocalGovernor):
+    """Takes its time to answer, as a cache does: the calls of a process stand in line before it."""
+
+    async def reserve(self, entry: ModelEntry) -> ModelPermit | ModelWait:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return await super().reserve(entry)
 
 
 def paced(clock: Moving, quota: Quota | None = None, governor: LocalGovernor | None = None) -> ModelPace:
@@ -75,6 +84,50 @@ def test_a_short_wait_is_waited_on_the_loop_and_a_long_line_is_sent_away() -> No
     delays = [one.delay_s for one in away]
     assert min(delays) >= WAIT_S and max(delays) <= DEFER_MAX_S
     assert len({round(delay, 2) for delay in delays}) > 100  # each at a time of its own
+
+
+def test_an_hour_without_a_call_is_no_reason_to_send_the_next_ones_away() -> None:
+    clock = Moving()
+    pace = paced(clock, governor=FarAway(now_s=clock.now_s))
+
+    async def one_after(others: int) -> ModelReply:
+        for _ in range(others):
+            await asyncio.sleep(0)
+        return await call(pace)
+
+    async def story() -> list[Any]:
+        answers: list[Any] = []
+        for _ in range(3):
+            answers += await asyncio.gather(*map(one_after, range(100)), return_exceptions=True)
+            clock.at_s += 3600.0
+        return answers
+
+    assert [one for one in asyncio.run(story()) if not isinstance(one, ModelReply)] == []
+
+
+def test_a_line_that_is_fast_again_sends_nobody_away_for_long() -> None:
+    clock = Moving()
+    governor = FarAway(now_s=clock.now_s)
+    slow, fast = Quota(requests=6), Quota(requests=100_000)  # one in ten seconds; more than anybody asks for
+    quotas = {"*": slow}
+    pace = ModelPace(governor, clock, owner="p1", draw=lambda: 0.5, quotas=quotas)
+
+    async def burst(count: int) -> int:
+        answers = await asyncio.gather(*(call(pace) for _ in range(count)), return_exceptions=True)
+        assert all(isinstance(one, ModelReply | NotNow) for one in answers)
+        return sum(isinstance(one, NotNow) for one in answers)
+
+    async def story() -> list[int]:
+        away = [await burst(20)]
+        quotas["*"] = fast
+        for _ in range(20):
+            clock.at_s += 60.0
+            away.append(await burst(3))
+        return away
+
+    away = asyncio.run(story())
+    assert away[0] > 10
+    assert away[-1] == 0
 
 
 def test_a_429_makes_every_other_call_of_the_lane_wait_that_long() -> None:

@@ -45,7 +45,7 @@ class _Line:
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # first in, first out
     waiting: int = 0
-    gap_s: float = 0.0  # between two calls of this process that were let through, while others waited
+    gap_s: float = 0.0  # how long the one in front waits until it is let through: a mean of the last ones
     let_at: float | None = None
     booked_s: float = 0.0  # until when (monotonic) decisions were sent away
 
@@ -125,16 +125,14 @@ class ModelPace:
             line.waiting -= 1
 
     async def _granted(self, entry: ModelEntry, line: _Line, started: float) -> ModelPermit:
-        asked = False
         while True:
             answer = await self._governor.reserve(entry)
             now = self._clock.monotonic_s()
             if isinstance(answer, ModelPermit):
-                if line.let_at is not None and (line.waiting > 1 or asked):
-                    line.gap_s += 0.2 * (now - line.let_at - line.gap_s)
+                in_front = started if line.let_at is None else max(started, line.let_at)
+                line.gap_s += 0.2 * (now - in_front - line.gap_s)
                 line.let_at = now
                 return answer
-            asked = True
             if answer.paused and answer.wait_s > WAIT_S:
                 await self._governor.withdraw(entry)
                 raise NotNow(answer.wait_s * (1.0 + PAUSED_SPREAD * self._draw()), "paused")
