@@ -367,6 +367,7 @@ effects = Table(
     Column("answer", Text),  # JSON, as an operator gave it
     Index("ix_effects_run", "run_id", "turn"),
     Index("ix_effects_state", "state", "changed_at"),
+    Index("ix_effects_tenant", "tenant", "changed_at", "call_id"),
     partial(
         "ix_effects_held",
         "key",
@@ -402,6 +403,7 @@ approvals = Table(
     Column("permissions", Text, nullable=False, server_default="[]"),  # JSON list of what is granted with it
     Index("ix_approvals_run", "run_id", "turn"),
     Index("ix_approvals_status", "status", "requested_at"),
+    Index("ix_approvals_tenant", "tenant", "requested_at", "id"),
 )
 
 # Every identity. The table is older than most of them, and programs of the release before still read it: to them a key
