@@ -6,13 +6,15 @@
     │   ├── InvalidDefinition      ├── RunNotFinished       ├── IdempotencyConflict
     │   ├── UnknownDead            ├── TooLarge
     │   ├── UnknownApproval        ├── UnknownEffect        ├── UnknownBatch
-    │   ├── BatchBusy              ├── BatchRefused         └── NotAllowed
+    │   ├── BatchBusy              ├── BatchRefused         ├── UnknownFile
+    │   └── NotAllowed
     ├── MessageRefused             a queue message that cannot be trusted or read: to dead
     │   ├── MalformedMessage       ├── UnsignedMessage      ├── AlteredMessage
     │   ├── OversizedMessage       └── NewerMessage         held, then dead
     ├── StoreError
     │   ├── NotMigrated            ├── NewerSchema          └── StoreUnavailable
     ├── BrokerUnavailable
+    ├── FilesUnavailable           where the bytes of files are cannot be reached, or is full
     ├── CacheUnavailable           what is shared through the cache is counted per process until it is back
     ├── ModelError                 carries a ModelFault
     ├── FleetBusy                  another process holds this folder's fleet
@@ -76,6 +78,10 @@ class UnknownEffect(InputError):
 
 class UnknownBatch(InputError):
     code = "unknown_batch"
+
+
+class UnknownFile(InputError):
+    code = "unknown_file"
 
 
 class BatchBusy(InputError):
@@ -176,6 +182,10 @@ class BrokerUnavailable(ToolfleetError):
 
 class CacheUnavailable(ToolfleetError):
     code = "cache_unavailable"
+
+
+class FilesUnavailable(ToolfleetError):
+    code = "files_unavailable"
 
 
 class FleetBusy(ToolfleetError):

@@ -27,6 +27,11 @@ def new_batch_id() -> str:
     return f"batch_{uuid_utils.uuid7().hex}"
 
 
+def new_file_id() -> str:
+    """A fresh file id; ids made later sort later."""
+    return f"file_{uuid_utils.uuid7().hex}"
+
+
 def new_token() -> LeaseToken:
     """A lease token: names one holder of one lease, once."""
     return LeaseToken(uuid_utils.uuid7().hex)

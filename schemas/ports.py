@@ -16,6 +16,7 @@ from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.batch_port import BatchStore
 from toolfleet.schemas.conversation import MergeItem
 from toolfleet.schemas.events import Event
+from toolfleet.schemas.files import FileStore
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.ledger_port import LedgerStore
 from toolfleet.schemas.model import ModelReply, ModelRequest, Usage
@@ -126,6 +127,11 @@ class RunStore(AccessStore, LedgerStore, Protocol):
     @property
     def batches(self) -> BatchStore | None:
         """Batches of the same database; None: a store of simulations, which has none."""
+        ...
+
+    @property
+    def files(self) -> FileStore | None:
+        """Rows of files; None: as with batches."""
         ...
 
     async def submit(self, runs: Sequence[NewRun]) -> list[Submission]:

@@ -19,6 +19,7 @@ from sqlalchemy.engine import make_url
 
 from toolfleet.adapters.broker.memory import MemoryLayer
 from toolfleet.adapters.clock import SystemClock
+from toolfleet.adapters.files.folder import FolderFiles
 from toolfleet.adapters.folder_lock import FolderLock
 from toolfleet.adapters.store.engine import READERS
 from toolfleet.adapters.store.sql_store import SqlStore
@@ -27,6 +28,7 @@ from toolfleet.brokers import open_codec, refuse_unsafe_numbers
 from toolfleet.cache import Cache, open_cache, refuse_unsafe_cache
 from toolfleet.definitions import Registry
 from toolfleet.fault_points import armed
+from toolfleet.files import Files
 from toolfleet.health import HealthServer
 from toolfleet.prices import refuse_unpriced
 from toolfleet.roles import Roles
@@ -55,6 +57,22 @@ def open_store(settings: Settings, *, role: str = "client", readers: int = READE
     `role` and `readers`: what its connections are called, and how many read at a time (docs/postgresql.md).
     """
     return SqlStore(settings.database, MACHINE, role=role, readers=readers)
+
+
+def open_files(settings: Settings, store: RunStore) -> Files | None:
+    """Files that are handed in; None where these settings name no place for their bytes."""
+    folder = settings.files
+    url = make_url(settings.database)
+    if folder is None and url.get_backend_name() == "sqlite" and url.database:
+        folder = Path(f"{url.database}.files")
+    if folder is None or store.files is None:
+        return None
+    return Files(
+        store.files,
+        FolderFiles(folder),
+        bytes_max=settings.http_file_bytes_max,
+        tenant_bytes_max=settings.files_tenant_bytes_max,
+    )
 
 
 def contract_tools(registry: Registry, settings: Settings, store: RunStore) -> ContractTools:

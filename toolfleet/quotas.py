@@ -48,6 +48,12 @@ class Quotas:
             return new
         return [replace(one, in_flight_max=limits.get(one.tenant)) for one in new]
 
+    async def refuse_spent(self, tenant: str) -> None:
+        """Raises QuotaExceeded where the tenant has spent what a day may cost."""
+        quota = await self.of(tenant)
+        if quota is not None:
+            await self._refuse_spent(quota)
+
     async def _refuse_spent(self, quota: Quota) -> None:
         most = quota.cost_usd_per_day_max
         if most is None:

@@ -14,8 +14,9 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, Vali
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from toolfleet.queues.policy import CLAIM_S
-from toolfleet.schemas.batches import IN_FLIGHT_MAX
+from toolfleet.schemas.batches import FILE_BYTES_MAX, IN_FLIGHT_MAX
 from toolfleet.schemas.errors import UnsafeSettings
+from toolfleet.schemas.files import TENANT_BYTES_MAX
 from toolfleet.schemas.limits import (
     BREAKER_CALLS_MIN,
     BREAKER_FAILURES_SHARE,
@@ -155,6 +156,19 @@ class Settings(BaseSettings):
         default=2_200_000, ge=1000, description="of a request, refused before it is parsed"
     )
     http_body_s: float = Field(default=20.0, gt=0, description="how long a request may take to come in whole")
+    files: Path | None = Field(
+        default=None,
+        description="folder of files that are handed in over HTTP, the same for every replica; unset: beside the file of an "
+        "SQLite database, and none with PostgreSQL",
+    )
+    http_file_bytes_max: int = Field(default=FILE_BYTES_MAX, ge=1, description="of one such file")
+    files_tenant_bytes_max: int = Field(
+        default=TENANT_BYTES_MAX, ge=1, description="of all files of a tenant that are kept"
+    )
+    http_upload_s: float = Field(
+        default=900.0, gt=0, description="how long a file may take to come in whole; a pause: http_body_s"
+    )
+    http_uploads_max: int = Field(default=16, ge=1, description="files coming in at a time in one process")
     http_streams_max: int = Field(default=500, ge=1, description="event streams at a time in one process")
     traces: Literal["auto", "on", "off"] = Field(
         default="auto", description="spans over OTLP/HTTP; auto: where an OTEL_EXPORTER_OTLP_ENDPOINT is set"

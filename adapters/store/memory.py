@@ -23,6 +23,7 @@ from toolfleet.schemas.batch_port import BatchStore
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.effects import Audit, StandingApproval
 from toolfleet.schemas.events import Submitted
+from toolfleet.schemas.files import FileStore
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.limits import WAITING_MARGIN_S, WORKER_FORGOTTEN_S
 from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Transition
@@ -58,6 +59,7 @@ class MemoryStore(MemoryAccess):
     """RunStore in memory. `time_source`: seconds since the epoch."""
 
     batches: BatchStore | None = None
+    files: FileStore | None = None
 
     def __init__(self, machine: Machine, *, time_source: Callable[[], float]) -> None:
         self.before_write: Hook = _nothing

@@ -31,6 +31,7 @@ from toolfleet.adapters.store import dead as dead_rows
 from toolfleet.adapters.store.batch import Batch
 from toolfleet.adapters.store.dialect import READING
 from toolfleet.adapters.store.engine import READERS, open_engine, translated
+from toolfleet.adapters.store.file_rows import SqlFiles
 from toolfleet.adapters.store.load import database_time
 from toolfleet.adapters.store.retention import SqlRetention
 from toolfleet.adapters.store.sql_batches import SqlBatches
@@ -102,6 +103,7 @@ class SqlStore:
         self._batch = Batch(machine, self._time)
         self.retention = SqlRetention(write=self._write, read=self._read)
         self.batches = SqlBatches(machine, self._time, write=self._write, read=self._read)
+        self.files = SqlFiles(self._time, write=self._write, read=self._read)
         self._opened: _Opened | None = None
         self._opening = threading.Lock()
         self._closed = False

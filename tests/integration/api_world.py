@@ -156,3 +156,15 @@ def until(look: Callable[[], T]) -> T:
         if found:
             return found
         assert time.monotonic() < ends, "it did not happen in time"
+
+
+def problem(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
+    """The document of an error; its form is checked here for all of them."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    document: dict[str, Any] = answer.json()
+    assert (document["status"], document["error"]["code"]) == (status, code), document
+    assert document["type"] == f"urn:toolfleet:problem:{code}"
+    assert document["detail"] == document["error"]["message"] and document["title"]
+    assert document["request_id"] == answer.headers["x-request-id"]
+    return document

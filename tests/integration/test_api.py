@@ -6,12 +6,11 @@ import json
 import socket
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import httpx2
 import pytest
 
-from tests.integration.api_world import BODY_BYTES_MAX, World, until
+from tests.integration.api_world import BODY_BYTES_MAX, World, problem, until
 from toolfleet.schemas.access import Quota
 from toolfleet.schemas.errors import StoreUnavailable
 
@@ -20,18 +19,6 @@ from toolfleet.schemas.errors import StoreUnavailable
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with World(tmp_path_factory.mktemp("api")).serving() as made:
         yield made
-
-
-def _problem(answer: httpx2.Response, status: int, code: str) -> dict[str, Any]:
-    """The document of an error; its form is checked here for all of them."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    document: dict[str, Any] = answer.json()
-    assert (document["status"], document["error"]["code"]) == (status, code), document
-    assert document["type"] == f"urn:toolfleet:problem:{code}"
-    assert document["detail"] == document["error"]["message"] and document["title"]
-    assert document["request_id"] == answer.headers["x-request-id"]
-    return document
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------------
@@ -70,9 +57,9 @@ def test_a_run_has_principal_and_permissions_of_its_key_and_not_of_its_body(worl
             "other",
             json={"agent": "desk", "input": "hi", "context": {name: ["notes:write"]}},
         )
-        assert name in _problem(refused, 422, "invalid_input")["detail"]
+        assert name in problem(refused, 422, "invalid_input")["detail"]
     smuggled = world.ask("POST", "/runs", json={"agent": "desk", "input": "hi", "tenant": "other"})
-    assert _problem(smuggled, 422, "invalid_request")["errors"][0]["pointer"] == "/tenant"
+    assert problem(smuggled, 422, "invalid_request")["errors"][0]["pointer"] == "/tenant"
 
 
 def test_runs_are_listed_by_pages_and_filters_and_only_of_the_tenant(world: World) -> None:
@@ -96,8 +83,8 @@ def test_runs_are_listed_by_pages_and_filters_and_only_of_the_tenant(world: Worl
     assert {one["tenant"] for one in everybody} >= {"acme", "other"}
     theirs = world.ask("GET", "/runs", "operator", headers={"X-Tenant": "other"}).json()["data"]
     assert {one["tenant"] for one in theirs} == {"other"}
-    _problem(world.ask("GET", "/runs?limit=1000"), 422, "invalid_request")
-    _problem(world.ask("GET", "/runs?status=nonsense"), 422, "invalid_request")
+    problem(world.ask("GET", "/runs?limit=1000"), 422, "invalid_request")
+    problem(world.ask("GET", "/runs?status=nonsense"), 422, "invalid_request")
 
 
 def test_a_run_is_cancelled_and_says_so_again(world: World) -> None:
@@ -137,7 +124,7 @@ def test_events_are_a_page_or_a_stream_that_ends_with_the_run(world: World) -> N
     over = world.ask("GET", f"/runs/{run['id']}/events?starting_after={ids[-1]}", headers=accept)
     assert (over.status_code, over.content) == (204, b"")
     odd = world.ask("GET", f"/runs/{run['id']}/events", headers={"Last-Event-ID": "x1"})
-    _problem(odd, 422, "invalid_input")
+    problem(odd, 422, "invalid_input")
 
 
 # -- decisions -----------------------------------------------------------------------------------------------------------
@@ -159,8 +146,8 @@ def test_a_call_is_approved_over_http_by_whoever_holds_the_key(world: World) -> 
         json={"reason": "fine", "arguments_hash": asked["arguments_hash"]},
     )
 
-    _problem(wrong, 403, "wrong_scope")
-    assert _problem(stale, 409, "not_allowed")
+    problem(wrong, 403, "wrong_scope")
+    assert problem(stale, 409, "not_allowed")
     assert (done.status_code, done.json()["granted_by"]) == (200, ["approver"])
     assert world.ended(run["id"])["status"] == "completed"
     (effect,) = world.ask("GET", f"/effects?run_id={run['id']}").json()["data"]
@@ -169,7 +156,7 @@ def test_a_call_is_approved_over_http_by_whoever_holds_the_key(world: World) -> 
     resolved = world.ask(
         "POST", f"/effects/{effect['call_id']}/resolve", json={"outcome": "did_not_happen", "note": "?"}
     )
-    _problem(resolved, 409, "not_allowed")
+    problem(resolved, 409, "not_allowed")
 
 
 def test_a_call_is_rejected_or_changed_over_http(world: World) -> None:
@@ -181,9 +168,9 @@ def test_a_call_is_rejected_or_changed_over_http(world: World) -> None:
     yes = world.ask("POST", f"/approvals/{second['id']}/edit", json={"arguments": {"to": "eve", "amount": 5}})
 
     assert no.json()["status"] == "rejected"
-    _problem(wrong, 422, "invalid_input")
+    problem(wrong, 422, "invalid_input")
     assert (yes.status_code, yes.json()["arguments"]) == (200, {"amount": 5, "to": "eve"})
-    _problem(
+    problem(
         world.ask("POST", f"/approvals/{first['id']}/reject", json={"reason": ""}), 422, "invalid_request"
     )
 
@@ -223,12 +210,12 @@ def test_dead_letters_are_those_of_the_tenant_and_are_replayed_or_removed(world:
     done = world.ask("POST", "/dead-letters/dead_mine/replay", json={"repeat_effects": False}).json()
     assert world.ended(done["new_run_id"])["retry_of"] == run_id == done["run_id"]
     assert world.ask("DELETE", "/dead-letters/dead_also_mine").status_code == 204
-    _problem(world.ask("GET", "/dead-letters/dead_also_mine"), 404, "unknown_dead_letter")
+    problem(world.ask("GET", "/dead-letters/dead_also_mine"), 404, "unknown_dead_letter")
 
 
 def test_workers_are_seen_by_whoever_runs_the_fleet_and_health_by_everybody(world: World) -> None:
     assert world.ask("GET", "/workers", "operator").json()["has_more"] is False
-    _problem(world.ask("GET", "/workers", "acme"), 403, "wrong_tenant")
+    problem(world.ask("GET", "/workers", "acme"), 403, "wrong_tenant")
     assert world.ask("GET", "/breakers").json()["data"] == []
     reset = world.ask("POST", "/breakers/pay/reset").json()
     assert reset == {"tenant": "acme", "tool": "pay", "reset": False}
@@ -255,15 +242,15 @@ def test_whoever_has_no_key_or_the_wrong_one_is_told_which(world: World) -> None
         ("desk only", 403, "agent_not_allowed"),
     ):
         answer = world.ask("POST", "/runs", key, json=body)
-        problem = _problem(answer, status, code)
-        assert problem["hint"], key
+        told = problem(answer, status, code)
+        assert told["hint"], key
         assert ("www-authenticate" in answer.headers) == (status == 401)
         assert key is None or world.keys.get(key, key) not in answer.text
-    _problem(world.ask("GET", "/runs", "two"), 400, "tenant_required")
+    problem(world.ask("GET", "/runs", "two"), 400, "tenant_required")
     assert world.ask("GET", "/runs", "two", headers={"X-Tenant": "acme"}).status_code == 200
-    _problem(world.ask("GET", "/runs", "two", headers={"X-Tenant": "third"}), 403, "wrong_tenant")
+    problem(world.ask("GET", "/runs", "two", headers={"X-Tenant": "third"}), 403, "wrong_tenant")
     basic = world.ask("GET", "/runs", None, headers={"Authorization": "Basic YTpi"})
-    _problem(basic, 401, "no_key")
+    problem(basic, 401, "no_key")
 
 
 def test_a_rotated_key_works_beside_the_old_one(world: World) -> None:
@@ -288,12 +275,12 @@ def test_the_quotas_of_a_tenant_answer_429_and_say_when(world: World) -> None:
     last = until(lambda: _if_refused(world.ask("GET", "/quota", key)))  # a slow machine has more of them
 
     assert first.status_code == 202 and first.headers["x-ratelimit-remaining-requests"] == "5"
-    problem = _problem(second, 429, "quota_exceeded")
-    assert (problem["error"]["param"], problem["error"]["type"]) == ("runs_in_flight", "rate_limit_error")
+    told = problem(second, 429, "quota_exceeded")
+    assert (told["error"]["param"], told["error"]["type"]) == ("runs_in_flight", "rate_limit_error")
     assert second.headers["retry-after"] == "5"
     assert (used.json()["runs_in_flight"], used.json()["runs_in_flight_max"]) == (1, 1)
     assert used.headers["ratelimit-policy"] == '"requests";q=6;w=60'
-    _problem(last, 429, "too_many_requests")
+    problem(last, 429, "too_many_requests")
     assert 0 < int(last.headers["retry-after"]) <= 10
     assert last.headers["x-ratelimit-remaining-requests"] == "0"
 
@@ -315,8 +302,8 @@ def test_the_same_key_again_is_the_same_run(world: World) -> None:
 
     assert again.json()["id"] == first.json()["id"] != theirs.json()["id"]
     assert "idempotent-replayed" not in first.headers and again.headers["idempotent-replayed"] == "true"
-    _problem(other, 422, "idempotency_conflict")
-    _problem(world.ask("POST", "/runs", json=body, headers={"Idempotency-Key": ""}), 422, "invalid_input")
+    problem(other, 422, "idempotency_conflict")
+    problem(world.ask("POST", "/runs", json=body, headers={"Idempotency-Key": ""}), 422, "invalid_input")
 
 
 def test_a_post_that_an_sdk_sends_again_without_a_key_is_the_same_run(world: World) -> None:
@@ -344,9 +331,9 @@ def test_a_decision_is_replayed_and_not_made_twice(world: World) -> None:
     without = world.ask("POST", path, json={"reason": "no"})
 
     assert again.json() == first.json() and again.headers["idempotent-replayed"] == "true"
-    _problem(other, 422, "idempotency_conflict")
-    problem = _problem(without, 409, "not_allowed")
-    assert without.headers["x-should-retry"] == "false" and "already" in problem["detail"]
+    problem(other, 422, "idempotency_conflict")
+    told = problem(without, 409, "not_allowed")
+    assert without.headers["x-should-retry"] == "false" and "already" in told["detail"]
 
 
 # -- what is refused before it is parsed ------------------------------------------------------------------------------------
@@ -379,7 +366,7 @@ def test_a_body_that_cannot_be_is_a_clear_error(
 ) -> None:
     answer = world.ask("POST", "/runs", content=body, headers={"Content-Type": "application/json", **headers})
 
-    assert _problem(answer, status, code)["hint"]
+    assert problem(answer, status, code)["hint"]
 
 
 def _raw(world: World, *parts: bytes) -> bytes:
@@ -422,13 +409,13 @@ def test_a_body_without_a_length_is_counted_as_it_comes(world: World) -> None:
 
 
 def test_odd_targets_and_methods_are_clear_errors(world: World) -> None:
-    _problem(world.ask("GET", "/nothing"), 404, "unknown_route")
-    _problem(world.ask("PUT", "/runs", json={}), 405, "method_not_allowed")
-    _problem(world.ask("GET", "/runs/run_%00"), 400, "nul_in_target")
-    _problem(world.ask("GET", f"/runs?agent={'a' * 9000}"), 400, "target_too_long")
-    _problem(world.ask("GET", "/runs/run_%ff%fe"), 404, "unknown_run")
+    problem(world.ask("GET", "/nothing"), 404, "unknown_route")
+    problem(world.ask("PUT", "/runs", json={}), 405, "method_not_allowed")
+    problem(world.ask("GET", "/runs/run_%00"), 400, "nul_in_target")
+    problem(world.ask("GET", f"/runs?agent={'a' * 9000}"), 400, "target_too_long")
+    problem(world.ask("GET", "/runs/run_%ff%fe"), 404, "unknown_run")
     named = world.ask("GET", "/runs/run_9", headers={"x-request-id": "mine-1"})
-    assert _problem(named, 404, "unknown_run")["request_id"] == "mine-1"
+    assert problem(named, 404, "unknown_run")["request_id"] == "mine-1"
     odd = world.ask("GET", "/runs/run_9", headers={"x-request-id": "not one<script>"})
     assert odd.headers["x-request-id"].startswith("req_")
 
@@ -447,8 +434,8 @@ def test_what_breaks_inside_is_not_told_and_a_database_that_is_away_is(
     monkeypatch.setattr(world.client.store, "run", away)
     outage = world.ask("GET", "/runs/run_9")
 
-    assert "hunter2" not in str(_problem(bug, 500, "internal_error"))
-    _problem(outage, 503, "store_unavailable")
+    assert "hunter2" not in str(problem(bug, 500, "internal_error"))
+    problem(outage, 503, "store_unavailable")
     assert outage.headers["retry-after"] == "2"
 
 
@@ -465,13 +452,13 @@ def test_without_keys_only_this_machine_is_answered_and_a_decision_takes_a_key_a
             return httpx2.request(method, f"{server.address}/api/v1{path}", headers=headers, timeout=30)
 
         assert ask("GET", "/runs").status_code == 200
-        _problem(ask("GET", "/runs", Host="fleet.example"), 403, "wrong_host")
-        _problem(ask("GET", "/runs", Origin="http://evil.example"), 403, "wrong_origin")
+        problem(ask("GET", "/runs", Host="fleet.example"), 403, "wrong_host")
+        problem(ask("GET", "/runs", Origin="http://evil.example"), 403, "wrong_origin")
         assert ask("GET", "/runs", Origin="http://localhost:3000").status_code == 200
         body = {"agent": "desk", "input": "open door", "context": {"permissions": ["notes:write"]}}
         smuggled = httpx2.post(f"{server.address}/api/v1/runs", json=body, timeout=30)
-        _problem(smuggled, 422, "invalid_input")
+        problem(smuggled, 422, "invalid_input")
         decided = httpx2.post(f"{server.address}/api/v1/approvals/apr_1/approve", json={}, timeout=30)
-        _problem(decided, 401, "no_key")
+        problem(decided, 401, "no_key")
     finally:
         world.run(server.stop())

@@ -24,13 +24,17 @@ IDS = [f"{method.upper()} {path}" for method, path, _ in OPERATIONS]
 
 # Whose object a parameter names: of which the other tenant's id is put in its place. A new parameter has to be added
 # here, or to FREE, or the test fails.
-OBJECTS = ("run_id", "previous_run_id", "approval_id", "call_id", "dead_id", "cursor")
+OBJECTS = (
+    *("run_id", "previous_run_id", "approval_id", "call_id", "dead_id", "cursor"),
+    *("file_id", "input_file_id", "batch_id"),
+)
 # Parameters and fields that are names within the caller's own tenant or say how to answer, never an object's id.
 FREE = {
     *("limit", "status", "state", "agent", "name", "version", "tool", "wait", "after", "starting_after"),
     *("x-tenant", "prefer", "last-event-id", "if-none-match", "Idempotency-Key"),
     *("input", "context", "metadata", "limits", "deadline_s", "lane", "reason", "arguments_hash"),
     *("arguments", "outcome", "note", "answer", "confirmed", "repeat_effects"),
+    *("file", "purpose", "keep_s", "endpoint", "format", "template", "id_field", "window_s"),
 }
 # Cursors that are a place in a list and name nothing: another tenant's tells nothing either.
 PLACES = {"agents_ls", "runs_calls", "operations_breakers", "operations_workers"}
@@ -52,7 +56,19 @@ def theirs(world: World) -> dict[str, str]:
     (effect,) = world.ask("GET", f"/effects?run_id={paid}").json()["data"]
     waiting = world.submitted(json.dumps(["pay", {"to": "eve", "amount": 6}]))["id"]
     world.add_dead("dead_theirs", "acme", paid)
+    line = {
+        "custom_id": "1",
+        "method": "POST",
+        "url": "/v1/runs",
+        "body": {"agent": "desk", "input": "hi"},
+    }
+    handed_in = world.ask("POST", "/files", files={"file": ("in.jsonl", json.dumps(line).encode())})
+    file_id = handed_in.json()["id"]
+    batch = world.ask("POST", "/batches", json={"input_file_id": file_id})
     return {
+        "file_id": file_id,
+        "input_file_id": file_id,
+        "batch_id": batch.json()["id"],
         "run_id": waiting,
         "previous_run_id": paid,
         "approval_id": world.asked(waiting)["id"],
@@ -68,29 +84,43 @@ def _cursor_of(operation: dict[str, Any], theirs: dict[str, str]) -> str | None:
         "approvals_ls": "approval_id",
         "effects_effects_ls": "call_id",
         "operations_dead_ls": "dead_id",
+        "files_ls": "file_id",
+        "batches_ls": "batch_id",
     }
     if operation["operationId"] in PLACES:
         return None
     return theirs[kinds[operation["operationId"]]]
 
 
-def _body(operation: dict[str, Any]) -> dict[str, Any] | None:
-    """A body that fits: the example of its schema."""
+def _schema(operation: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Media type and schema of the body."""
     if "requestBody" not in operation:
         return None
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    ((media_type, content),) = operation["requestBody"]["content"].items()
+    schema = content["schema"]
     named = schema.get("$ref") or next(one["$ref"] for one in schema["anyOf"] if "$ref" in one)
-    found = DOCUMENT["components"]["schemas"][named.rpartition("/")[2]]
-    examples = found.get("examples", [{}])
-    return dict(examples[0])
+    return media_type, DOCUMENT["components"]["schemas"][named.rpartition("/")[2]]
+
+
+def _body(operation: dict[str, Any]) -> dict[str, Any] | None:
+    """A JSON body that fits: the example of its schema."""
+    found = _schema(operation)
+    if found is None or found[0] != "application/json":
+        return None
+    return dict(found[1].get("examples", [{}])[0])
+
+
+def _sent(operation: dict[str, Any]) -> dict[str, Any]:
+    """As the client is given it."""
+    found = _schema(operation)
+    if found is not None and found[0] == "multipart/form-data":
+        return {"files": {"file": ("in.jsonl", b"{}")}}
+    return {"json": _body(operation)}
 
 
 def _fields(operation: dict[str, Any]) -> set[str]:
-    if "requestBody" not in operation:
-        return set()
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    named = schema.get("$ref") or next(one["$ref"] for one in schema["anyOf"] if "$ref" in one)
-    return set(DOCUMENT["components"]["schemas"][named.rpartition("/")[2]].get("properties", {}))
+    found = _schema(operation)
+    return set() if found is None else set(found[1].get("properties", {}))
 
 
 def test_the_committed_document_is_the_one_that_is_served(world: World) -> None:
@@ -161,7 +191,7 @@ def test_lists_of_another_tenant_hold_nothing_of_it(world: World, theirs: dict[s
         and "{" not in path
         and "cursor" in {one["name"] for one in operation.get("parameters", ())}
     ]
-    assert len(lists) >= 6
+    assert len(lists) >= 8
     for path in lists:
         answer = world.ask("GET", path.removeprefix("/api/v1"), "other", params={"limit": 100})
         for foreign in theirs.values():
@@ -177,7 +207,7 @@ def test_no_route_of_the_api_answers_without_a_key(
         return
     target = path.removeprefix("/api/v1").replace("{", "").replace("}", "")
 
-    answer = world.ask(method.upper(), target, None, json=_body(operation))
+    answer = world.ask(method.upper(), target, None, **_sent(operation))
 
     assert answer.status_code == 401 and operation["security"] == [{"key": []}]
     assert answer.json()["error"]["code"] == "no_key"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from tests.integration.api_processes import DEADLINE_S, replicas
 from toolfleet.access import Access
 from toolfleet.adapters.store.migrate import upgrade
 from toolfleet.adapters.store.sql_store import SqlStore
@@ -25,47 +24,6 @@ from toolfleet.schemas.events import CancelRequested
 from toolfleet.schemas.ids import RunId
 from toolfleet.schemas.ports import Transition
 from toolfleet.workers.machine import MACHINE
-
-DEADLINE_S = 90.0
-
-
-class Replica:
-    """One `toolfleet serve`."""
-
-    def __init__(self, folder: Path, database: str, name: str) -> None:
-        self.out = folder / f"{name}.txt"
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TOOLFLEET")}
-        with self.out.open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "toolfleet", "serve", "--database", database, "--port", "0"],
-                cwd=folder,
-                env={**environment, "TOOLFLEET_DRAIN_S": str(DEADLINE_S)},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )
-
-    @property
-    def url(self) -> str:
-        """Once it is ready."""
-        ends = time.monotonic() + DEADLINE_S
-        while "ready\n" not in (text := self.out.read_text()):
-            assert self.process.poll() is None and time.monotonic() < ends, text
-            time.sleep(0.05)  # between two looks at what another process has written
-        found = re.search(r" at (http://\S+)", text)
-        assert found is not None, text
-        return found[1]
-
-
-@contextlib.contextmanager
-def _replicas(folder: Path, database: str, count: int) -> Iterator[list[Replica]]:
-    started = [Replica(folder, database, f"replica{n}") for n in range(count)]
-    try:
-        yield started
-    finally:
-        for one in started:
-            one.process.kill()
-            one.process.wait()
 
 
 @pytest.fixture
@@ -125,7 +83,7 @@ def test_a_stream_goes_on_at_another_replica_where_the_first_one_was_killed(
     token, run_id = asyncio.run(_prepared(database))
     reader = Reader(token, run_id)
 
-    with _replicas(tmp_path, database, 2) as (first, second):
+    with replicas(tmp_path, database, 2) as (first, second):
         with reader.reading(first.url) as lines:
             for line in lines:
                 reader.note(line)
@@ -150,7 +108,7 @@ def test_a_replica_that_is_told_to_end_lets_its_streams_go(tmp_path: Path, datab
     token, run_id = asyncio.run(_prepared(database))
     reader = Reader(token, run_id)
 
-    with _replicas(tmp_path, database, 1) as (replica,):
+    with replicas(tmp_path, database, 1) as (replica,):
         with reader.reading(replica.url) as lines:
             for line in lines:
                 reader.note(line)

@@ -12,9 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from toolfleet.api import agents, decisions, operations, runs
+from toolfleet.api import agents, batches, decisions, files, operations, runs
+from toolfleet.api.batch_models import FileForm
 from toolfleet.api.context import Api
 from toolfleet.api.edge import Edge
+from toolfleet.api.incoming import OVERHEAD_BYTES, Streamed
 from toolfleet.api.models import ProblemOut
 from toolfleet.api.problems import (
     INTERNAL,
@@ -39,15 +41,39 @@ ALWAYS: Final = (400, 401, 403, 404, 405, 429, 500, 503)
 WITH_BODY: Final = (408, 409, 413, 415, 422)
 WITH_PARAMETERS: Final = (422,)
 NO_KEY: Final = (400, 405, 500)
+# What a POST makes: the status that says so, the parameter its id is, and the operations that take it.
+MADE: Final = {
+    f"{PREFIX}/runs": (
+        "202",
+        "run_id",
+        ("runs_get", "runs_cancel", "runs_items", "runs_calls", "runs_events"),
+    ),
+    f"{PREFIX}/files": ("201", "file_id", ("files_get", "files_content", "files_delete")),
+    f"{PREFIX}/batches": (
+        "201",
+        "batch_id",
+        (
+            *("batches_get", "batches_report", "batches_output", "batches_errors"),
+            *("batches_cancel", "batches_resume"),
+        ),
+    ),
+}
 
 
 def make_api(api: Api, settings: Settings) -> ASGIApp:
     """The application, with the edge around it."""
+    upload = Streamed(
+        files.FORM,
+        settings.http_file_bytes_max + OVERHEAD_BYTES,
+        whole_s=settings.http_upload_s,
+        pause_s=settings.http_body_s,
+    )
     return Edge(
         make_routes(api),
         body_bytes_max=settings.http_body_bytes_max,
         body_s=settings.http_body_s,
         open_door=not api.asks,
+        streamed={("POST", f"{PREFIX}/files"): upload},
     )
 
 
@@ -65,7 +91,15 @@ def make_routes(api: Api | None) -> FastAPI:
     )
     app.state.api = api
     routes = APIRouter(prefix=PREFIX)
-    for router in (agents.router, runs.router, decisions.approvals, decisions.effects, operations.router):
+    for router in (
+        agents.router,
+        runs.router,
+        files.router,
+        batches.router,
+        decisions.approvals,
+        decisions.effects,
+        operations.router,
+    ):
         routes.include_router(router)
     app.include_router(routes)
     app.include_router(operations.health)
@@ -145,6 +179,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         schemas = made["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
+        schemas["FileForm"] = FileForm.model_json_schema()
         problem = ProblemOut.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(problem.pop("$defs"))
         schemas["Problem"] = problem
@@ -174,16 +209,25 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
         headers["x-request-id"] = {"schema": {"type": "string"}, "description": "names this request"}
         if status in ("429", "503") and keyed:
             headers["Retry-After"] = {"schema": {"type": "integer"}, "description": "seconds"}
-    if method == "post" and path == f"{PREFIX}/runs":
-        answers["202"]["headers"]["Location"] = {
-            "schema": {"type": "string"},
-            "description": "where to look at it",
-        }
-        answers["202"]["links"] = {
-            name: {"operationId": f"runs_{name}", "parameters": {"run_id": "$response.body#/id"}}
-            for name in ("get", "cancel", "items", "calls", "events")
-        }
+    if method == "post" and path in MADE:
+        _complete_made(answers, *MADE[path])
     answers.update({status: answers.pop(status) for status in sorted(answers)})
+
+
+def _complete_made(answers: dict[str, Any], status: str, parameter: str, followers: tuple[str, ...]) -> None:
+    """Where to look at what was made, and which operations may follow."""
+    answers[status]["headers"]["Location"] = {
+        "schema": {"type": "string"},
+        "description": "where to look at it",
+    }
+    answers[status]["links"] = {
+        name: {"operationId": name, "parameters": {parameter: "$response.body#/id"}} for name in followers
+    }
+    if parameter == "file_id":
+        answers[status]["links"]["batches_create"] = {
+            "operationId": "batches_create",
+            "requestBody": {"input_file_id": "$response.body#/id"},
+        }
 
 
 def _problem_answer(status: int) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from toolfleet.access import Access, require
 from toolfleet.api.problems import Problem, ProblemRaised, retry_after
 from toolfleet.approving import Approving
+from toolfleet.batching.front import Batches
 from toolfleet.client import Client
+from toolfleet.files import Files
 from toolfleet.quotas import Quotas
 from toolfleet.schemas.access import ANY, Key, RequestRate, Scope, Taken, among
 from toolfleet.schemas.errors import KeyRefused
@@ -30,20 +32,26 @@ bearer = HTTPBearer(
 
 @dataclass(slots=True)
 class Api:
-    """One process's front doors. `asks`: keys are required. `closing` is set when the process begins to end."""
+    """One process's front doors. `asks`: keys are required. `closing` is set when the process begins to end. `files` None:
+    nothing says where they would be kept."""
 
     client: Client
     pace: ToolPace
     rate: RequestRate
     asks: bool
     streams_max: int
+    files: Files | None = None
+    uploads_max: int = 16
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0
+    uploads: int = 0  # files that are coming in, or are being checked as batches
+    batches: Batches = field(init=False)
     approving: Approving = field(init=False)
     access: Access = field(init=False)
     quotas: Quotas = field(init=False)
 
     def __post_init__(self) -> None:
+        self.batches = Batches(self.client)
         self.approving = Approving(self.client.store, self.client.publish_due)
         self.access = Access(self.client.store)
         self.quotas = Quotas(self.client.store)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toolfleet.api.context import Caller
+from toolfleet.api.problems import Problem, ProblemRaised
 from toolfleet.definitions import unknown_agent
+from toolfleet.files import Files
 from toolfleet.schemas.access import among
 from toolfleet.schemas.agents import AgentSpec
-from toolfleet.schemas.errors import UnknownApproval, UnknownDead, UnknownEffect, UnknownRun
+from toolfleet.schemas.batches import BatchView
+from toolfleet.schemas.errors import UnknownApproval, UnknownBatch, UnknownDead, UnknownEffect, UnknownRun
+from toolfleet.schemas.files import StoredFile
 from toolfleet.schemas.ids import RunId
 from toolfleet.schemas.views import ApprovalView, DeadLetter, EffectView, RunView
 
@@ -57,6 +61,32 @@ class Door:
                 f"no dead letter is called {dead_id!r}", hint="List them: GET /api/v1/dead-letters"
             )
         return letter
+
+    async def batch(self, batch_id: str) -> BatchView:
+        """Raises UnknownBatch."""
+        view = await self.caller.api.batches.store.batch(batch_id, tenant=self.caller.tenant)
+        if view is None:
+            raise UnknownBatch(f"no batch is called {batch_id!r}", hint="List them: GET /api/v1/batches")
+        return view
+
+    async def file(self, file_id: str) -> StoredFile:
+        """Raises UnknownFile."""
+        return await self.files.get(file_id, tenant=self.caller.tenant)
+
+    @property
+    def files(self) -> Files:
+        """Raises ProblemRaised where this fleet has no place for them."""
+        found = self.caller.api.files
+        if found is None:
+            raise ProblemRaised(
+                Problem(
+                    503,
+                    "no_files",
+                    "this fleet has no place for files",
+                    "Whoever runs it sets TOOLFLEET_FILES to a folder, the same for every replica.",
+                )
+            )
+        return found
 
     def may_use(self, agent: str) -> bool:
         return self.caller.key is None or among(agent, self.caller.key.agents)

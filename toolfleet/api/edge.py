@@ -1,7 +1,7 @@
 """What happens to a request before anything of it is parsed: its id, its size, its time, its form.
 
 One ASGI layer around everything else. A body is taken in whole, never above the cap and never for longer than the deadline;
-only then is the application called, with a body that is known to be JSON.
+only then is the application called, with a body that is known to be JSON. Files pass through (incoming.py).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -20,6 +20,7 @@ import uuid_utils
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from toolfleet.api.incoming import Passing, Streamed
 from toolfleet.api.problems import INTERNAL, Problem
 
 log = structlog.get_logger("toolfleet.api")
@@ -38,12 +39,14 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class Edge:
-    """The outermost layer. `open_door`: no key is asked for, so only this machine's own names are answered."""
+    """The outermost layer. `open_door`: no key is asked for, so only this machine's own names are answered. `streamed`: by
+    method and path, bodies that are not taken in here."""
 
     app: ASGIApp
     body_bytes_max: int
     body_s: float
     open_door: bool = False
+    streamed: Mapping[tuple[str, str], Streamed] = field(default_factory=dict)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,6 +60,13 @@ class Edge:
         answer = _Answer(scope, send, request_id)
         try:
             self._check(scope, headers)
+            streamed = self.streamed.get((scope["method"], scope["path"]))
+            if streamed is not None:
+                answer.passing = passing = Passing(streamed, headers, receive)
+                if (refusal := streamed.refusal(headers)) is not None:
+                    raise _Refused(refusal)
+                await self.app(scope, passing, answer)
+                return
             body = await self._body(scope["method"], headers, receive)
             scope["toolfleet.body"] = body
             await self.app(scope, _replayed(body, receive), answer)
@@ -175,11 +185,14 @@ class _Answer:
         self._send = send
         self._request_id = request_id
         self.started = self.complete = False
+        self.passing: Passing | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
             headers = MutableHeaders(scope=message)
+            if self.passing is not None and not await self.passing.throw_away():
+                headers["Connection"] = "close"
             headers["x-request-id"] = self._request_id
             headers.setdefault("Cache-Control", "no-store")
             headers["X-Content-Type-Options"] = "nosniff"

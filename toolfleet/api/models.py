@@ -486,8 +486,14 @@ class ErrorMember(Answer):
 
 
 class PointedError(Answer):
+    """Of a batch file also the line, every line it is about, the field, and a code."""
+
     pointer: str
     detail: str
+    code: str | None = None
+    line: int | None = None
+    lines: list[int] = Field(default_factory=list)
+    param: str | None = None
 
 
 class ProblemOut(Answer):

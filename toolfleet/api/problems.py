@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from toolfleet.schemas import errors
+from toolfleet.schemas.batches import BatchFault
 
 MEDIA_TYPE: Final = "application/problem+json"
 ERRORS_MAX: Final = 20  # of one problem document
@@ -49,6 +50,9 @@ STATUSES: Final[tuple[tuple[type[errors.ToolfleetError], int], ...]] = (
     (errors.UnknownDead, 404),
     (errors.UnknownApproval, 404),
     (errors.UnknownEffect, 404),
+    (errors.UnknownBatch, 404),
+    (errors.UnknownFile, 404),
+    (errors.BatchBusy, 409),
     (errors.RunNotFinished, 409),
     (errors.IdempotencyConflict, 422),
     (errors.TooLarge, 413),
@@ -56,13 +60,15 @@ STATUSES: Final[tuple[tuple[type[errors.ToolfleetError], int], ...]] = (
     (errors.QuotaExceeded, 429),
     (errors.StoreError, 503),
     (errors.BrokerUnavailable, 503),
+    (errors.FilesUnavailable, 503),
     (errors.CacheUnavailable, 503),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error answer. `code` is stable; `param`: what of the request it is about; `errors`: JSON pointers and why."""
+    """One error answer. `code` is stable; `param`: what of the request it is about; `errors`: JSON pointers and why;
+    `faults`: what is wrong with a file, all that were found."""
 
     status: int
     code: str
@@ -71,6 +77,7 @@ class Problem:
     param: str | None = None
     errors: tuple[tuple[str, str], ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[BatchFault, ...] = ()
 
     def document(self, request_id: str) -> dict[str, Any]:
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
@@ -87,6 +94,18 @@ class Problem:
         if self.errors:
             document["errors"] = [
                 {"pointer": where, "detail": why} for where, why in self.errors[:ERRORS_MAX]
+            ]
+        if self.faults:
+            document["errors"] = [
+                {
+                    "pointer": f"/{self.param}",
+                    "detail": one.message,
+                    "code": one.code,
+                    "line": one.line,
+                    "lines": one.lines,
+                    "param": one.param,
+                }
+                for one in self.faults
             ]
         return document
 
@@ -123,6 +142,11 @@ def problem_of(error: errors.ToolfleetError) -> Problem:
             person = error.reason in FORBIDDEN or error.reason.startswith(NOT_THIS)
             status = 403 if person else 409
             return Problem(status, error.code, error.message, error.hint, headers=_final(status))
+        case errors.BatchRefused():
+            hint = f"Mend it and send it again. Kept: GET /api/v1/batches/{error.fields['batch_id']}"
+            return Problem(
+                422, error.code, error.message, hint, param="input_file_id", faults=tuple(error.faults)
+            )
         case errors.QuotaExceeded():
             headers = retry_after(error.retry_after_s)
             if error.retry_after_s > 60:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
 from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -43,9 +44,10 @@ class Named:
         return not self.own and not self.again
 
 
-def named(request: Request, caller: Caller) -> Named | None:
-    """None: a request that nobody can send again. Raises InputError for a key that cannot be."""
-    body: bytes = request.scope.get("toolfleet.body", b"")
+def named(request: Request, caller: Caller, body: bytes | None = None) -> Named | None:
+    """None: a request that nobody can send again. `body`: what stands for a body that was not held. Raises InputError for
+    a key that cannot be."""
+    body = request.scope.get("toolfleet.body", b"") if body is None else body
     whole = hashlib.sha256(b"\n".join((request.url.path.encode(), body))).hexdigest()
     given = request.headers.get("idempotency-key")
     if given is not None:
@@ -69,9 +71,10 @@ async def once(
     work: Callable[[], Awaitable[BaseModel]],
     *,
     status: int = 200,
+    body: bytes | None = None,
 ) -> Response:
     """The answer of `work`, which is carried out once for each name. What it refuses may be sent again."""
-    name = named(request, caller)
+    name = named(request, caller, body)
     if name is None:
         return json_response(await work(), status)
     store, tenant = caller.api.client.store, caller.own_tenant
@@ -84,9 +87,9 @@ async def once(
     except ToolfleetError:
         await store.drop_replay(tenant, route, name.key)
         raise
-    body = answer.model_dump_json()
-    await store.end_replay(tenant, route, name.key, status, body)
-    return Response(body, status_code=status, media_type="application/json")
+    text = answer.model_dump_json()
+    await store.end_replay(tenant, route, name.key, status, text)
+    return Response(text, status_code=status, media_type="application/json")
 
 
 async def begin(caller: Caller, route: str, name: Named, run_id: str | None) -> Replay | None:
@@ -125,6 +128,12 @@ def _answer(known: Replay, name: Named) -> Response:
             )
         )
     return Response(known.body, status_code=known.status, media_type="application/json", headers=REPLAYED)
+
+
+def located(response: Response, folder: str) -> Response:
+    """With `Location`: the id of what was made, in that folder."""
+    response.headers["Location"] = f"{folder}/{orjson.loads(response.body)['id']}"
+    return response
 
 
 def json_response(answer: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:

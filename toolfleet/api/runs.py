@@ -14,10 +14,9 @@ from toolfleet.api.bodies import Empty, SubmitRun
 from toolfleet.api.context import Caller, needs
 from toolfleet.api.door import Door
 from toolfleet.api.models import CallOut, CancelOut, EventOut, ItemOut, Page, RunOut
-from toolfleet.api.problems import Problem, ProblemRaised, retry_after
 from toolfleet.api.repeats import REPLAYED, begin, json_response, named, once
 from toolfleet.api.streams import MEDIA_TYPE as STREAM
-from toolfleet.api.streams import event_stream, is_over
+from toolfleet.api.streams import event_stream, is_over, refuse_without_room
 from toolfleet.client import RunRequest
 from toolfleet.schemas.access import Scope
 from toolfleet.schemas.errors import InputError
@@ -248,16 +247,7 @@ async def events(
         return Page.of(found, limit, EventOut.of, lambda one: one.seq)
     if await is_over(caller.api, view, after):
         return Response(status_code=204)
-    if caller.api.streams >= caller.api.streams_max:
-        raise ProblemRaised(
-            Problem(
-                503,
-                "too_many_streams",
-                "this process has as many event streams as it may",
-                "Ask again in a moment, another process, or for pages.",
-                headers=retry_after(5.0),
-            )
-        )
+    refuse_without_room(caller.api)
     return event_stream(caller.api, view, after)
 
 

@@ -17,9 +17,11 @@ import uvicorn
 from toolfleet.api.app import make_api
 from toolfleet.api.context import Api
 from toolfleet.api.edge import is_loopback
+from toolfleet.app import open_files
 from toolfleet.cache import Cache
 from toolfleet.client import Client
-from toolfleet.schemas.errors import StoreUnavailable, UnsafeSettings
+from toolfleet.files import Files
+from toolfleet.schemas.errors import FilesUnavailable, StoreUnavailable, UnsafeSettings
 from toolfleet.schemas.limits import WORKER_BEAT_S
 from toolfleet.schemas.views import WorkerBeat
 from toolfleet.settings import Settings
@@ -29,6 +31,7 @@ log = structlog.get_logger("toolfleet.api")
 
 DEFAULT_PORT: Final = 8080
 BACKLOG: Final = 1024
+SWEEP_S: Final = 600.0
 ROLE: Final = "api"  # what `toolfleet workers ls` calls such a process
 
 
@@ -43,14 +46,19 @@ class ApiServer:
             cache.requests,
             asks=asks_for_keys(settings, up=up),
             streams_max=settings.http_streams_max,
+            files=open_files(settings, client.store),
+            uploads_max=settings.http_uploads_max,
         )
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         self.address = ""
 
     async def start(self) -> None:
-        """Listens when this returns. Raises OSError where the address is taken."""
+        """Listens when this returns. Raises OSError where the address is taken, FilesUnavailable."""
         settings = self._settings
+        if self._api.files is not None:
+            await asyncio.to_thread(self._api.files.bytes.check)
         listening = _listen(
             settings.http_host, DEFAULT_PORT if settings.http_port is None else settings.http_port
         )
@@ -74,6 +82,8 @@ class ApiServer:
         answering.cancel()
         if self._serving.done():
             await self._serving
+        if self._api.files is not None:
+            self._sweeping = asyncio.create_task(_sweep(self._api.files))
         log.info("api_started", address=self.address, keys=self._api.asks)
 
     @property
@@ -84,9 +94,22 @@ class ApiServer:
     async def stop(self) -> None:
         """Streams end where they are, so that their readers go on elsewhere; requests that came in are answered."""
         self._api.closing.set()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
+
+
+async def _sweep(files: Files) -> None:
+    """Every replica does; what is gone already is gone."""
+    while True:
+        try:
+            await files.sweep()
+        except (FilesUnavailable, StoreUnavailable) as exc:
+            log.warning("sweep_failed", error=exc.message)
+        await asyncio.sleep(SWEEP_S)
 
 
 class _Server(uvicorn.Server):

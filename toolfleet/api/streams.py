@@ -1,4 +1,4 @@
-"""Events of a run as Server-Sent Events. They are read from the database, so any process can go on with a stream."""
+"""Answers that are streamed; events of a run as Server-Sent Events, read from the database, so any process can go on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.responses import StreamingResponse
 
 from toolfleet.api.context import Api
 from toolfleet.api.models import EventOut
+from toolfleet.api.problems import Problem, ProblemRaised, retry_after
 from toolfleet.client import FINISHED_EVENT
 from toolfleet.schemas.errors import StoreUnavailable
 from toolfleet.schemas.ids import RunId
@@ -25,7 +26,8 @@ HEADERS: Final = {"X-Accel-Buffering": "no"}  # a proxy that keeps it until it i
 
 def event_stream(api: Api, view: RunView, after: int) -> StreamingResponse:
     """Every event of the run after that one, once each, until the run has ended."""
-    return StreamingResponse(_counted(api, view, after), media_type=MEDIA_TYPE, headers=HEADERS)
+    parts = _parts(api, view.info.run_id, after, ended=view.state.terminal)
+    return StreamingResponse(counted(api, parts), media_type=MEDIA_TYPE, headers=HEADERS)
 
 
 async def is_over(api: Api, view: RunView, after: int) -> bool:
@@ -34,10 +36,26 @@ async def is_over(api: Api, view: RunView, after: int) -> bool:
     return view.state.terminal and not await api.client.store.events(view.info.run_id, after=after, limit=1)
 
 
-async def _counted(api: Api, view: RunView, after: int) -> AsyncIterator[bytes]:
+def refuse_without_room(api: Api) -> None:
+    """Raises ProblemRaised where this process streams as much as it may."""
+    if api.streams < api.streams_max:
+        return
+    raise ProblemRaised(
+        Problem(
+            503,
+            "too_many_streams",
+            "this process has as many streams as it may",
+            "Ask again in a moment, another process, or for pages.",
+            headers=retry_after(5.0),
+        )
+    )
+
+
+async def counted(api: Api, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same parts, as one of the streams of this process."""
     api.streams += 1
     try:
-        async for part in _parts(api, view.info.run_id, after, ended=view.state.terminal):
+        async for part in parts:
             yield part
     finally:
         api.streams -= 1
