@@ -1,6 +1,6 @@
 """Do the store's statements take longer the more runs it has kept? From 1,000 to 1,000,000 finished runs, on both databases.
 
-    .venv/bin/python -m benchmarks.store_growth --out benchmarks/store_growth.json
+    .venv/bin/python -m benchmarks.store_growth --out docs/growth.json
 
 Two databases of a kind stand side by side, one with few finished runs and one with many. What workers, keepers and
 readers ask is asked of the one and of the other by turns, so that both meet the same machine; the figures are medians
@@ -70,7 +70,10 @@ TENANTS: Final = ("acme",) * 9 + ("globex",)
 DAYS: Final = 10
 BATCH: Final = 10  # transitions in one transaction
 PAGE: Final = 50
-RATIO_MAX: Final = 1.5
+RATIO_MAX: Final = 1.5  # of what is asked of the store all the time
+BY_THE_DAY: Final = frozenset(
+    {"quota: what a tenant uses"}
+)  # grows with the calls of a day, not with what is kept
 
 
 # -- what is stored ----------------------------------------------------------------------------------------------------
@@ -124,7 +127,7 @@ LEDGER: Final = (
        FROM calls c JOIN runs r ON r.id = c.run_id WHERE c.position = 0""",
     """INSERT INTO approvals (id, run_id, turn, call_id, tenant, tool, tier, status, arguments, arguments_hash, summary,
        requested_by, requested_at, expires_at, steps, distinct_people, by_another, granted_by, decided_at, reason)
-       SELECT approval_id, run_id, turn, call_id, tenant, tool, tier, 'approved', '{}', '', '', '', opened_at, opened_at, 1,
+       SELECT approval_id, run_id, turn, call_id, tenant, tool, tier, 'granted', '{}', '', '', '', opened_at, opened_at, 1,
        false, false, '["x"]', changed_at, '' FROM effects""",
 )
 
@@ -300,6 +303,12 @@ async def _measured(kind: str, few: int, many: int, rounds: int, folder: Path) -
     return {"rows": [rows for _, rows in stores], "questions": figures}
 
 
+def too_slow(measured: dict[str, Any]) -> dict[str, float]:
+    """Ratios that are too large, by question."""
+    ratios = {name: one["ratio"] for name, one in measured["questions"].items() if name not in BY_THE_DAY}
+    return {name: ratio for name, ratio in ratios.items() if ratio > RATIO_MAX}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -321,8 +330,7 @@ def main() -> None:
     for kind in given.databases:
         with tempfile.TemporaryDirectory() as folder:
             bench[kind] = asyncio.run(_measured(kind, given.few, given.many, given.rounds, Path(folder)))
-        worst = max(bench[kind]["questions"].items(), key=lambda one: one[1]["ratio"])
-        print(f"{kind}: at most {worst[1]['ratio']} times ({worst[0]})", file=sys.stderr)
+        print(f"{kind}: too slow with many: {too_slow(bench[kind])}", file=sys.stderr)
     given.out.write_text(json.dumps(bench, indent=1) + "\n", encoding="utf-8")
 
 

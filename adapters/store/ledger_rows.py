@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, bindparam, func, insert, select, tuple_, update
+from sqlalchemy import Connection, FromClause, Select, bindparam, func, insert, select, tuple_, update
 
 from toolfleet.adapters.store import codec, ledger_codec
 from toolfleet.adapters.store.dialect import members
@@ -70,12 +70,6 @@ WAITERS: Final = (
     .join(commands, (commands.c.run_id == calls.c.run_id) & (commands.c.call_id == calls.c.call_id))
     .where(calls.c.waits_key == bindparam("key"), calls.c.waits_key != "", commands.c.token.is_(None))
     .limit(bindparam("limit"))
-)
-_VIEWS: Final = select(effects, calls.c.arguments, calls.c.timeout_s).join(
-    calls,
-    (calls.c.run_id == effects.c.run_id)
-    & (calls.c.turn == effects.c.turn)
-    & (calls.c.call_id == effects.c.call_id),
 )
 STANDING: Final = (
     select(standing_approvals)
@@ -164,7 +158,7 @@ def effect_views(
     before: str | None,
 ) -> list[EffectView]:
     """The one that changed last first."""
-    statement: Select[Any] = _VIEWS.order_by(effects.c.changed_at.desc(), effects.c.call_id.desc())
+    statement: Select[Any] = select(effects).order_by(effects.c.changed_at.desc(), effects.c.call_id.desc())
     if before is not None:
         seen = select(_seen_effect.c.changed_at, _seen_effect.c.call_id)
         last = seen.where(_seen_effect.c.call_id == before).scalar_subquery()
@@ -172,11 +166,25 @@ def effect_views(
     for column, value in ((effects.c.state, state), (effects.c.tenant, tenant), (effects.c.run_id, run_id)):
         if value is not None:
             statement = statement.where(column == value)
-    return [ledger_codec.effect_view(row) for row in connection.execute(statement.limit(limit)).mappings()]
+    # The page first: no planner knows how few calls there are to an effect, and it would join all of them.
+    page = statement.limit(limit).subquery("page")
+    views = _with_calls(page).order_by(page.c.changed_at.desc(), page.c.call_id.desc())
+    return [ledger_codec.effect_view(row) for row in connection.execute(views).mappings()]
+
+
+def _with_calls(found: FromClause) -> Select[Any]:
+    """Rows of effects, with what was to be done."""
+    return select(found, calls.c.arguments, calls.c.timeout_s).join(
+        calls,
+        (calls.c.run_id == found.c.run_id)
+        & (calls.c.turn == found.c.turn)
+        & (calls.c.call_id == found.c.call_id),
+    )
 
 
 def effect_view(connection: Connection, call_id: str) -> EffectView | None:
-    row = connection.execute(_VIEWS.where(effects.c.call_id == call_id)).mappings().one_or_none()
+    one = _with_calls(effects).where(effects.c.call_id == call_id)
+    row = connection.execute(one).mappings().one_or_none()
     return None if row is None else ledger_codec.effect_view(row)
 
 
