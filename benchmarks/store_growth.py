@@ -235,6 +235,8 @@ def questions(store: SqlStore, middle: RunId) -> dict[str, Callable[[], Awaitabl
         "list: effects": lambda: store.effects(limit=PAGE, tenant="acme"),
         "one run": lambda: store.run(middle),
         "one run: its events": lambda: store.events(middle, limit=100),
+        "one run: its items": lambda: store.items_page(middle, limit=100),
+        "one run: its calls": lambda: store.results_page(middle, limit=100),
         "one run: its steps": lambda: store.steps(middle),
     }
 

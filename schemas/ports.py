@@ -225,6 +225,19 @@ class RunStore(AccessStore, LedgerStore, Protocol):
         """(turn, result), in turn and call order."""
         ...
 
+    async def items_page(
+        self, run_id: RunId, *, after: int = -1, limit: int
+    ) -> tuple[list[StoredItem], bool]:
+        """Items after that `seq`, and whether there are more: at most `limit`, and no more characters than PAGE_CHARS_MAX
+        beyond the first."""
+        ...
+
+    async def results_page(
+        self, run_id: RunId, *, after: tuple[int, int] = (0, -1), limit: int
+    ) -> tuple[list[tuple[int, CallResult]], bool]:
+        """As `items_page`: results after that (turn, index of the call), without `full`."""
+        ...
+
     async def full_result(self, run_id: str, call_id: str) -> str | None:
         """What that call came to: the whole data where the model got less of it, else the envelope it got. The call is of
         that run or of an earlier one of its conversation, of the same tenant; None: there is no such call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.commands import CommandRow
@@ -12,6 +12,10 @@ from toolfleet.schemas.effects import Approval, Entry
 from toolfleet.schemas.ids import CallId, CommandId, LeaseToken, RunId
 from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.run import CallState, RunState
+
+PAGE_CHARS_MAX: Final = (
+    4_000_000  # of what one page holds of a run: a merge may carry a megabyte, and a page has 200
+)
 
 
 @dataclass(frozen=True, slots=True)

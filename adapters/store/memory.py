@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
+
+import orjson
 
 from toolfleet.adapters.store import rules
 from toolfleet.adapters.store.memory_access import MemoryAccess
@@ -30,6 +32,7 @@ from toolfleet.schemas.ports import Applied, Machine, SentMark, Submission, Tran
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, NewRun, RunState
 from toolfleet.schemas.views import (
+    PAGE_CHARS_MAX,
     AgentVersion,
     ApprovalView,
     CachedResult,
@@ -48,6 +51,7 @@ from toolfleet.schemas.views import (
     WorkerView,
 )
 
+T = TypeVar("T")
 Hook = Callable[[Sequence[Transition]], None]
 
 
@@ -355,6 +359,22 @@ class MemoryStore(MemoryAccess):
         ordered = sorted(found.items(), key=lambda one: (one[0][0], one[1].index))
         return [(turn, result) for (turn, _), result in ordered]
 
+    async def items_page(
+        self, run_id: RunId, *, after: int = -1, limit: int
+    ) -> tuple[list[StoredItem], bool]:
+        found = [one for one in await self.items(run_id) if one.seq > after]
+        return _page(found, limit, lambda one: len(orjson.dumps(one.item).decode()))
+
+    async def results_page(
+        self, run_id: RunId, *, after: tuple[int, int] = (0, -1), limit: int
+    ) -> tuple[list[tuple[int, CallResult]], bool]:
+        found = [
+            (turn, replace(result, full=None))
+            for turn, result in await self.results(run_id)
+            if (turn, result.index) > after
+        ]
+        return _page(found, limit, lambda one: len(one[1].content))
+
     async def full_result(self, run_id: str, call_id: str) -> str | None:
         run = self._runs.get(RunId(run_id))
         tenant = None if run is None else run.new.tenant
@@ -516,6 +536,16 @@ def _waits(row: CommandRow, since_s: Mapping[str, float]) -> bool:
     if row.sent_at is None or row.queue not in since_s:
         return False
     return row.sent_at > since_s[row.queue] + WAITING_MARGIN_S
+
+
+def _page(found: list[T], limit: int, chars: Callable[[T], int]) -> tuple[list[T], bool]:
+    kept, before = [], 0
+    for one in found[:limit]:
+        if before >= PAGE_CHARS_MAX:
+            break
+        kept.append(one)
+        before += chars(one)
+    return kept, len(found) > len(kept)
 
 
 def _token(row: CommandRow) -> LeaseToken:

@@ -23,6 +23,7 @@ from toolfleet.adapters.store import (
     fleet_rows,
     ledger_rows,
     migrate,
+    pages,
     reads,
     relay,
 )
@@ -219,6 +220,16 @@ class SqlStore:
 
     async def results(self, run_id: RunId) -> list[tuple[int, CallResult]]:
         return await self._read(reads.call_results, run_id)
+
+    async def items_page(
+        self, run_id: RunId, *, after: int = -1, limit: int
+    ) -> tuple[list[StoredItem], bool]:
+        return await self._read(pages.items_page, run_id, after, limit)
+
+    async def results_page(
+        self, run_id: RunId, *, after: tuple[int, int] = (0, -1), limit: int
+    ) -> tuple[list[tuple[int, CallResult]], bool]:
+        return await self._read(pages.results_page, run_id, after, limit)
 
     async def full_result(self, run_id: str, call_id: str) -> str | None:
         return await self._read(reads.full_result, run_id, call_id)

@@ -122,6 +122,42 @@ def test_a_run_that_does_not_exist_has_nothing(open_bench: OpenBench, tmp_path: 
     play(story, open_bench, tmp_path)
 
 
+def test_what_a_run_has_many_of_is_read_by_pages(open_bench: OpenBench, tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        new, applied = await bench.waiting(3)
+        calls = list(state_of(applied).calls)
+        large = '{"status":"success","data":"%s"}' % ("ä" * 2_500_000)
+        for call, content in zip(calls, (OK_CONTENT, large, large), strict=True):
+            result = result_of(call, content, full="whole")
+            await bench.apply(new.run_id, CallsSettled((result,)))
+        token = new_token()
+        await bench.apply(new.run_id, lease(new.run_id, 2, token))
+        await bench.apply(new.run_id, replied(new.run_id, 2, token, text="done"))
+        run_id, store = new.run_id, bench.store
+
+        assert [len(await store.items(run_id)), len(await store.results(run_id))] == [4, 3]
+        first, more = await store.items_page(run_id, limit=2)
+        assert ([one.seq for one in first], more) == ([0, 1], True)
+        second, more = await store.items_page(run_id, after=1, limit=10)
+        assert ([one.seq for one in second], more) == ([2], True), "the merge alone is larger than a page"
+        last, more = await store.items_page(run_id, after=2, limit=1)
+        assert ([one.seq for one in last], more) == ([3], False)
+        assert [*first, *second, *last] == await store.items(run_id)
+        assert await store.items_page(run_id, after=3, limit=1) == ([], False)
+
+        some, more = await store.results_page(run_id, limit=2)
+        assert ([(turn, one.index) for turn, one in some], more) == ([(1, 0), (1, 1)], True)
+        by_size, more = await store.results_page(run_id, after=(1, 0), limit=10)
+        assert ([one.index for _, one in by_size], more) == ([1, 2], False), "one is not yet a page"
+        rest, more = await store.results_page(run_id, after=(1, 1), limit=10)
+        assert ([(turn, one.index) for turn, one in rest], more) == ([(1, 2)], False)
+        assert {one.full for _, one in (*some, *rest)} == {None}
+        assert await store.results_page(run_id, after=(1, 2), limit=10) == ([], False)
+        assert await store.results_page(new_run_id(), limit=10) == ([], False)
+
+    play(story, open_bench, tmp_path)
+
+
 def test_dead_letters_are_kept_listed_and_discarded(open_bench: OpenBench, tmp_path: Path) -> None:
     async def story(bench: Bench) -> None:
         letters = [_letter(number, bench.clock.now + number) for number in range(1, 6)]

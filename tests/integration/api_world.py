@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from toolfleet import Fleet, ScriptedModel, ToolContext, call, say, tool
+from toolfleet import Fleet, ScriptedModel, ToolContext, call, calls, say, tool
 from toolfleet.access import Access
 from toolfleet.api.server import ApiServer
 from toolfleet.app import open_store
@@ -42,10 +42,18 @@ async def note(text: str, context: ToolContext) -> str:
     return f"{context.principal} wrote {text}"
 
 
+@tool(runner="loop")
+async def look(at: str) -> str:
+    """Look at something."""
+    return f"saw {at}"
+
+
 async def _script(messages: list[dict[str, Any]], _tools: list[dict[str, Any]]) -> Any:
     if messages[-1]["role"] == "tool":
         return say("done")
     said = next(one["content"] for one in reversed(messages) if one["role"] == "user")
+    if said.startswith("[["):
+        return calls(*(call(name, **arguments) for name, arguments in json.loads(said)))
     if said.startswith("["):
         name, arguments = json.loads(said)
         return call(name, **arguments)
@@ -66,7 +74,9 @@ class World:
             **settings,
         )
         self.fleet = Fleet(model=ScriptedModel(_script), settings=self.settings)
-        self.fleet.agent("desk", model="scripted", tools=[pay, note], instructions="the operator's secret")
+        self.fleet.agent(
+            "desk", model="scripted", tools=[pay, note, look], instructions="the operator's secret"
+        )
         self.fleet.agent("bank", model="scripted", tools=[pay])
         self.keys: dict[str, str] = {}
         self.url = ""

@@ -6,6 +6,7 @@ import json
 import socket
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import pytest
@@ -38,6 +39,26 @@ def test_a_run_is_submitted_waited_for_and_looked_at(world: World) -> None:
     assert (items["data"][0]["kind"], items["data"][0]["text"], items["has_more"]) == ("user", "hi", True)
     rest = world.ask("GET", f"/runs/{run['id']}/items?after={items['next_cursor']}").json()
     assert [one["kind"] for one in rest["data"]] == ["assistant"]
+
+
+def test_what_the_calls_of_a_run_came_to_is_read_by_pages(world: World) -> None:
+    many = [["look", {"at": f"place {n}"}] for n in range(5)]
+    run = world.submitted(json.dumps(many))
+    world.ended(run["id"])
+
+    seen: list[Any] = []
+    cursor = ""
+    while True:
+        page = world.ask("GET", f"/runs/{run['id']}/calls?limit=2{cursor}").json()
+        assert len(page["data"]) <= 2
+        seen += page["data"]
+        if not page["has_more"]:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+
+    assert [(one["turn"], one["index"]) for one in seen] == [(1, n) for n in range(5)]
+    assert seen[0]["content"]["data"] == "saw place 0", "an agent with effects runs one at a time"
+    assert [one["outcome"] for one in seen] == ["ok", *["not_run"] * 4]
 
 
 def test_a_run_has_principal_and_permissions_of_its_key_and_not_of_its_body(world: World) -> None:

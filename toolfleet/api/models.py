@@ -50,7 +50,17 @@ class Page(Answer, Generic[T]):
         cls, found: Sequence[V], limit: int, shape: Callable[[V], T], cursor: Callable[[V], object]
     ) -> Page[T]:
         """The first `limit` of what was found; whoever asked for one more knows by it that there is more."""
-        page, more = found[:limit], len(found) > limit
+        return cls.read(found[:limit], len(found) > limit, shape, cursor)
+
+    @classmethod
+    def read(
+        cls,
+        page: Sequence[V],
+        more: bool,
+        shape: Callable[[V], T],
+        cursor: Callable[[V], object],
+    ) -> Page[T]:
+        """One that was read as a page; `more`: there are others after it."""
         following = str(cursor(page[-1])) if more else None
         return cls(data=[shape(one) for one in page], has_more=more, next_cursor=following)
 

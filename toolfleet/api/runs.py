@@ -29,6 +29,7 @@ router = APIRouter(prefix="/runs", tags=["runs"])
 PAGE_MAX: Final = 200
 WAIT_S_MAX: Final = 60.0
 SEQ_MAX: Final = 2**31 - 1
+CALLS_OF_A_TURN: Final = 1 << 20  # more than any has: (turn, index) is one number in a cursor
 FROM_THE_KEY: Final = ("principal", "permissions")  # of the context: what it says of them is not believed
 
 RunIdPath = Annotated[str, Path(description="Id of a run.", min_length=1, max_length=64)]
@@ -189,10 +190,10 @@ async def items(
     limit: Limit = 100,
     after: Annotated[int, Query(ge=-1, le=SEQ_MAX, description="Only those after this `seq`.")] = -1,
 ) -> Page[ItemOut]:
-    """In order. Runs before it in its conversation have items of their own."""
+    """In order. Runs before it in its conversation have items of their own. A page has about 4 MB at most, or one item."""
     await Door(caller).run(run_id)
-    found = [one for one in await caller.api.client.store.items(RunId(run_id)) if one.seq > after]
-    return Page.of(found, limit, ItemOut.of, lambda one: one.seq)
+    found, more = await caller.api.client.store.items_page(RunId(run_id), after=after, limit=limit)
+    return Page.read(found, more, ItemOut.of, lambda one: one.seq)
 
 
 @router.get("/{run_id}/calls", response_model=Page[CallOut], summary="What the calls of a run came to")
@@ -204,8 +205,14 @@ async def calls(
 ) -> Page[CallOut]:
     """In the order of turns and calls; those that have an outcome."""
     await Door(caller).run(run_id)
-    found = await caller.api.client.store.results(RunId(run_id))
-    return Page.at(found, cursor, limit, lambda one: CallOut.of(*one))
+    after = divmod(cursor - 1, CALLS_OF_A_TURN)
+    found, more = await caller.api.client.store.results_page(RunId(run_id), after=after, limit=limit)
+    return Page.read(
+        found,
+        more,
+        lambda one: CallOut.of(*one),
+        lambda one: one[0] * CALLS_OF_A_TURN + one[1].index + 1,
+    )
 
 
 @router.get(
