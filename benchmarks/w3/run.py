@@ -57,7 +57,7 @@ class Plan:
 
 
 FULL: Final = Plan(
-    minutes=25,
+    minutes=40,
     rounds=3,
     n=200,
     singles=40,
