@@ -11,6 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from toolfleet.schemas.references import (
+    SCHEMA_KEYS,
+    SCHEMA_LIST_KEYS,
+    SCHEMA_MAP_KEYS,
+    localized,
+    parts_of,
+)
+
 Schema = dict[str, Any]
 
 DEPTH_MAX: Final = (
@@ -50,18 +58,6 @@ TYPE_NAMES: Final[Mapping[str, str]] = {
 }
 ANY_NAMES: Final = frozenset({"any", "anything", ""})
 
-# Where schemas stand inside a schema, in all drafts.
-SCHEMA_KEYS: Final = frozenset(
-    {
-        *("items", "additionalItems", "unevaluatedItems", "contains", "not", "if", "then", "else"),
-        *("additionalProperties", "unevaluatedProperties", "propertyNames", "contentSchema"),
-    }
-)
-SCHEMA_LIST_KEYS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-SCHEMA_MAP_KEYS: Final = frozenset(
-    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -94,8 +90,8 @@ def plain(schema: Mapping[str, Any]) -> PlainSchema:
     """The schema in the words of JSON Schema 2020-12. Does not change what it is given. Raises SchemaRefused."""
     if not isinstance(schema, Mapping):
         raise SchemaRefused("", "no_schema", f"a schema has to be an object, not {type(schema).__name__}")
-    reader = _Reader(_own_id(schema))
-    read = reader.schema(schema, "", 1)
+    reader = _Reader(old=_is_old(schema))
+    read = reader.schema(localized(schema), "", 1)
     assert isinstance(read, dict), "a mapping is read as an object"
     return PlainSchema(read, tuple(reader.notes))
 
@@ -105,16 +101,17 @@ def joined(path: str, *parts: str | int) -> str:
     return ".".join([path, *map(str, parts)]) if path else ".".join(map(str, parts))
 
 
-def _own_id(schema: Mapping[str, Any]) -> str:
-    own = schema.get("$id", schema.get("id"))
-    return own.partition("#")[0] if isinstance(own, str) else ""
+def _is_old(schema: Mapping[str, Any]) -> bool:
+    """Of a draft in which nothing beside a reference says anything."""
+    named = schema.get("$schema")
+    return isinstance(named, str) and any(f"draft-0{number}" in named for number in (3, 4, 6, 7))
 
 
 class _Reader:
     """Reads one document, and collects what it spelled differently."""
 
-    def __init__(self, own_id: str) -> None:
-        self._own_id = own_id
+    def __init__(self, *, old: bool) -> None:
+        self.old = old
         self.notes: list[Note] = []
 
     def schema(self, given: Any, path: str, depth: int) -> Schema | bool:
@@ -154,9 +151,6 @@ class _Reader:
 
     def note(self, path: str, rule: str, text: str) -> None:
         self.notes.append(Note(path, rule, text))
-
-    def is_own(self, reference: str) -> bool:
-        return bool(self._own_id) and reference.partition("#")[0] == self._own_id
 
     def _value(self, key: str, value: Any, path: str, depth: int) -> Any:
         here = joined(path, key)
@@ -207,20 +201,35 @@ def _drop_identity(reader: _Reader, read: Schema, path: str) -> None:
 
 
 def _references(reader: _Reader, read: Schema, path: str) -> None:
+    for key in ("$dynamicRef", "$recursiveRef"):
+        if key in read:
+            raise SchemaRefused(
+                joined(path, key), "dynamic_ref", f"where {key} leads depends on the way to it; use $ref"
+            )
     reference = read.get("$ref")
     if reference is None:
         return
     if not isinstance(reference, str):
         raise SchemaRefused(joined(path, "$ref"), "bad_keyword", "$ref has to be a text")
-    if reader.is_own(reference):
-        reference = "#" + reference.partition("#")[2]
-        read["$ref"] = reference
     if not reference.startswith("#"):
         raise SchemaRefused(
             joined(path, "$ref"),
             "external_ref",
             "a reference to another document is not followed; put it into $defs",
         )
+    beside = [key for key in read if key not in _BESIDE_A_REFERENCE and not key.startswith("x-")]
+    if reader.old and beside:
+        for key in beside:
+            read.pop(key)
+        reader.note(path, "beside_ref", f"its draft does not look at {', '.join(beside)} beside a reference")
+
+
+_BESIDE_A_REFERENCE: Final = frozenset(
+    {
+        *("$ref", "$defs", "definitions", "components", "nullable", "title", "description", "default"),
+        *("examples", "example", "deprecated", "readOnly", "writeOnly"),
+    }
+)
 
 
 def _types(reader: _Reader, read: Schema, path: str) -> None:
@@ -347,8 +356,7 @@ def resolve(root: Mapping[str, Any], reference: str) -> Schema | bool:
                 return dict(candidate)
         raise SchemaRefused("", "dangling_ref", f"{reference} leads nowhere")
     here: Any = root
-    for part in pointer.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
+    for name in parts_of(pointer):
         if isinstance(here, Mapping) and name in here:
             here = here[name]
         elif isinstance(here, list) and name.isascii() and name.isdigit() and int(name) < len(here):

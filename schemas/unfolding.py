@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from toolfleet.schemas.dialects import SCHEMA_KEYS, SCHEMA_LIST_KEYS, SCHEMA_MAP_KEYS, SchemaRefused, resolve
+from toolfleet.schemas.dialects import SchemaRefused, resolve
+from toolfleet.schemas.references import SCHEMA_KEYS, SCHEMA_LIST_KEYS, SCHEMA_MAP_KEYS
 
 UNFOLDED_MAX: Final = (
     20_000  # of `unfolded_size`: 200 times the largest real schema, and a value is judged in 10 ms

@@ -42,6 +42,10 @@ class Instances:
         if "allOf" in node:
             rest = {name: value for name, value in node.items() if name not in ("allOf", "$defs")}
             for part in node["allOf"]:
+                if part is False:
+                    raise NoInstance
+                if part is True:
+                    continue
                 rest = {
                     **rest,
                     **part,

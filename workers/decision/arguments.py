@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 import jsonschema_rs
 import rfc8785
 
+from toolfleet.schemas.dialects import SchemaRefused, plain
 from toolfleet.schemas.limits import ARGUMENTS_BYTES_MAX
 from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.tools import ToolSpec
@@ -234,9 +235,23 @@ def _schema_bytes(schema: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=_VALIDATORS_MAX)
 def _validator(schema_text: str) -> jsonschema_rs.Validator | None:
-    """The compiled validator, or None where the schema is broken. Looks nothing up outside (`offline`)."""
+    """The compiled validator, or None where the schema is broken. Looks nothing up outside (`offline`).
+
+    A schema is taken as it is. One in words that no draft has (`nullable`, the types of other languages), or that is
+    broken as it is, is taken as `dialects.plain` reads it, which is what its strict forms are made from.
+    """
+    schema = json.loads(schema_text)
     try:
-        schema = json.loads(schema_text)
+        read = plain(schema)
+    except SchemaRefused:
+        return _compiled(schema)
+    if any(note.rule in _WORDS_OF_NO_DRAFT for note in read.notes):
+        return _compiled(read.schema)
+    return _compiled(schema) or _compiled(read.schema)
+
+
+def _compiled(schema: dict[str, Any]) -> jsonschema_rs.Validator | None:
+    try:
         if unfolded_size(schema) > UNFOLDED_MAX:
             return None
         return jsonschema_rs.validator_for(closed(schema), mask=_MASK, offline=True)
@@ -277,5 +292,6 @@ def _path(parts: list[str | int]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
+_WORDS_OF_NO_DRAFT: Final = frozenset({"type_name", "nullable", "draft_3"})
 _OPEN_BY_CHOICE: Final = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
 _PUT_TOGETHER: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas"})

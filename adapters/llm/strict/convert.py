@@ -39,6 +39,7 @@ from toolfleet.schemas.dialects import DEPTH_MAX, Note, Schema, SchemaRefused, j
 
 WRAPPED: Final = "arguments"
 _NODES_MAX: Final = 20_000  # far above the largest real schema; what is larger was made to be
+_IN_PLACE_MAX: Final = 16  # unions, parts and references about one value: real ones have three or four
 _PASSES_MAX: Final = 4  # one settles nearly all; what does not settle keeps the careful first answer
 _ANY_VALUE: Final = "any_value"
 # What a branch may say without shaping the value: kept for local validation, and the union needs no branches.
@@ -99,6 +100,10 @@ def _passed(
         return converter, converter.root()
     except Unsatisfiable as exc:
         raise SchemaRefused(exc.path, "unsatisfiable", f"no value can fit: {exc}") from None
+    except RecursionError:  # whatever else leads on and on
+        raise SchemaRefused(
+            "", "too_deep", "its parts lead to each other endlessly, or are too many"
+        ) from None
 
 
 class Converter(Values):
@@ -117,6 +122,7 @@ class Converter(Values):
         self._targets: dict[str, Schema | bool] = {}
         self._open: list[tuple[str, int]] = []  # references being converted, and how deep in a value
         self._level = 0
+        self._in_place = 0  # parts being converted that are about one and the same value
         self._nodes = 0
 
     def root(self) -> Part:
@@ -143,6 +149,9 @@ class Converter(Values):
             raise Unsatisfiable("nothing is allowed here", path=path, forbidden=True)
         if node is True:
             return self.any_value({}, path)
+        if self._in_place >= _IN_PLACE_MAX:
+            raise SchemaRefused(path, "endless_ref", "its parts lead to each other and never into a value")
+        self._in_place += 1
         try:
             flat = flattened(node, self.document, path)
             if "$ref" in flat:
@@ -153,10 +162,13 @@ class Converter(Values):
         except Unsatisfiable as exc:
             exc.path = exc.path or path
             raise
+        finally:
+            self._in_place -= 1
 
     def inner(self, node: Schema | bool, path: str) -> Part:
         """The strict form of a place inside the value that is being converted."""
         self._level += 1
+        around, self._in_place = self._in_place, 0
         if self._level > DEPTH_MAX:
             raise SchemaRefused(
                 path, "too_deep", "it is nested too deeply, or its parts lead to each other endlessly"
@@ -165,6 +177,7 @@ class Converter(Values):
             return self.part(node, path)
         finally:
             self._level -= 1
+            self._in_place = around
 
     def _shaping_union(self, flat: Schema, path: str) -> bool:
         """Whether it is a union whose branches differ in more than constraints."""
@@ -195,9 +208,12 @@ class Converter(Values):
             raise Unsatisfiable("no branch of it can fit any value")
         return with_description(self.put_together(found), described(flat, ()))
 
-    def _leaves(self, flat: Schema, path: str, depth: int = 0) -> Iterator[tuple[Schema | bool, str, bool]]:
+    def _leaves(
+        self, flat: Schema, path: str, seen: frozenset[str] = frozenset(), depth: int = 0
+    ) -> Iterator[tuple[Schema | bool, str, bool]]:
         """The branches of a union, and those of unions that stand as a branch in it: the schema, its path, and
-        whether it stands alone, without anything of the union itself brought into it."""
+        whether it stands alone, without anything of the union itself brought into it. `seen`: where references led on
+        the way here."""
         key = "anyOf" if "anyOf" in flat else "oneOf"
         if key == "oneOf" and len(flat[key]) > 1:
             self.note(path, "one_of", "oneOf is sent as anyOf; that only one branch fits is checked locally")
@@ -212,7 +228,10 @@ class Converter(Values):
             whole = flattened(declared, self.document, here) if isinstance(declared, dict) else {}
             nested = "$ref" not in whole and "description" not in whole and depth < DEPTH_MAX
             if nested and self._shaping_union(whole, here):
-                yield from self._leaves(whole, here, depth + 1)
+                led = _led(given)
+                if led & seen:
+                    raise SchemaRefused(here, "endless_ref", f"{min(led & seen)} is a branch of itself")
+                yield from self._leaves(whole, here, seen | led, depth + 1)
             else:
                 yield declared, here, not base
 
@@ -364,6 +383,14 @@ class Converter(Values):
                     used[name] = self.definitions.strict[name]
                     waiting.append(used[name])
         return used
+
+
+def _led(branch: Schema | bool) -> frozenset[str]:
+    """The references a branch consists of."""
+    parts = [branch, *branch.get("allOf", ())] if isinstance(branch, dict) else []
+    return frozenset(
+        one["$ref"] for one in parts if isinstance(one, dict) and isinstance(one.get("$ref"), str)
+    )
 
 
 def _leading_to(schema: Any, reference: str) -> Any:
