@@ -39,7 +39,7 @@ OUTCOMES = {
     CallOutcome.DENIED: "not permitted; ends the run once the turn is complete, unless the tool says otherwise",
     CallOutcome.REJECTED: "an approver said no",
     CallOutcome.APPROVAL_EXPIRED: "nobody answered in time",
-    CallOutcome.FAILED: "an exception, a result that does not fit what the tool declares, attempts used up, or a worker lost too often",
+    CallOutcome.FAILED: "an exception, a result that does not fit what the tool declares, attempts or the time of the call used up, or a worker lost too often",
     CallOutcome.CANCELLED: "the run was cancelled before the call began",
     CallOutcome.NEEDS_HUMAN: "an effect whose outcome nobody can tell; never tried again",
 }

@@ -111,6 +111,17 @@ def omitted(content: str, *, reference: str) -> str:
     return _text(fields)
 
 
+def with_cause(content: str, *, reason: str, more: str) -> str:
+    """The envelope of a failure with another reason, and more said in its message. Not for one that has data."""
+    old: dict[str, Any] = orjson.loads(content)
+    assert "data" not in old, "data is never parsed and written again"
+    message = " ".join(text for text in (old.pop("message", ""), more) if text)
+    old.pop("reason_code", None)
+    new: dict[str, Any] = {name: old.pop(name) for name in ("status", "error_type") if name in old}
+    new |= {"reason_code": str(reason), "message": message}
+    return _text(new | old)
+
+
 def with_notice(content: str, notice: str) -> str:
     """The same envelope with this notice for the model instead of any other; every other byte stays.
 

@@ -57,6 +57,7 @@ class ProposedCall:
     tell_on_denied: bool = False
     attempts_max: int = 1
     timeout_s: float = 30.0
+    call_timeout_s: float | None = None
     repaired: bool = False
     terms: Terms = NO_TERMS
 
@@ -287,7 +288,8 @@ class EffectResolved:
 
 @dataclass(frozen=True, slots=True)
 class CallRetry:
-    """T8: an attempt of a read-only call failed and may be tried again; `result` is its outcome if it may not."""
+    """T8: an attempt of a read-only call failed and may be tried again; `result` is its outcome if it may not.
+    `taken_at`: when the executor took it, by the database's clock; None: under this lease."""
 
     command_id: CommandId
     token: LeaseToken | None
@@ -295,6 +297,7 @@ class CallRetry:
     delay_s: float
     died: bool  # the child that ran it died
     result: CallResult
+    taken_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

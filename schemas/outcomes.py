@@ -122,6 +122,7 @@ class ReasonCode(StrEnum):
     BREAKER_OPEN = "breaker_open"
     PERMISSION_DENIED = "permission_denied"
     TIMEOUT = "timeout"
+    CALL_TIMEOUT = "call_timeout"
     EXCEPTION = "exception"
     CHILD_DIED = "child_died"
     RESULT_TOO_LARGE = "result_too_large"

@@ -42,6 +42,8 @@ class CallState:
     timeout_s: float = 30.0
     waiting: CallWaiting = CallWaiting.READY
     attempt: int = 1
+    call_timeout_s: float | None = None  # for all its attempts together
+    deadline_at: float | None = None  # when that is over; counted from when an executor took it first
     outcome: CallOutcome | None = None
     repaired: bool = False
     tell_on_denied: bool = False  # a denial goes to the model instead of ending the run

@@ -55,6 +55,10 @@ class ToolSpec(BaseModel):
     idempotent: bool = False  # takes our idempotency key and does nothing twice under it
     repeatable: bool = False  # asking again is meaningful: results are never reused
     timeout_s: float = Field(default=TOOL_TIMEOUT_S, gt=0, le=86_400)
+    # For all attempts together. Not written where it is not declared, so that versions from before it stay what they are.
+    call_timeout_s: float | None = Field(
+        default=None, gt=0, le=30 * 86_400, exclude_if=lambda value: value is None
+    )
     attempts_max: int = Field(default=TOOL_ATTEMPTS_MAX, ge=1, le=100)
     runner: Runner = "child"
     rate_limit: str | None = None  # "10/s", "100/min", "5/10s": starts of the tool in the whole fleet
@@ -120,6 +124,15 @@ class ToolSpec(BaseModel):
     def _tier_fits_effect(self) -> ToolSpec:
         if self.effect and self.tier is Tier.LOW:
             raise ValueError("it has an effect and cannot be of tier low; declare tier='medium' or above")
+        return self
+
+    @model_validator(mode="after")
+    def _call_outlasts_attempt(self) -> ToolSpec:
+        if self.call_timeout_s is not None and self.call_timeout_s < self.timeout_s:
+            raise ValueError(
+                f"call_timeout_s={self.call_timeout_s:g} is less than timeout_s={self.timeout_s:g}, so not even one "
+                "attempt would have its time; raise the first or lower the second"
+            )
         return self
 
     @model_validator(mode="after")

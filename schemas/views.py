@@ -20,7 +20,10 @@ PAGE_CHARS_MAX: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CallView:
-    """A call as an executor reads it before it starts (T6), without a lock."""
+    """A call as an executor reads it before it starts (T6), without a lock.
+
+    `read_at`: when it asked for it, by its own monotonic clock; filled in by itself.
+    """
 
     row: CommandRow
     call: CallState
@@ -37,6 +40,7 @@ class CallView:
     principal: str = ""
     permissions: tuple[str, ...] = ()
     effect_scope: str = ""
+    read_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

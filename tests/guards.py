@@ -20,8 +20,24 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parent.parent
-MODULES: Final = ("effect", "approval", "present", "lease", "stop")  # of the machine: what holds effects
-QUICK: Final = ("ledger", "fences", "stops", "turns", "answers", "model", "repeats")  # the likely one first
+MODULES: Final = (
+    "effect",
+    "approval",
+    "present",
+    "lease",
+    "stop",
+    "deadline",
+)  # of the machine: what holds effects
+QUICK: Final = (
+    "ledger",
+    "deadline",
+    "fences",
+    "stops",
+    "turns",
+    "answers",
+    "model",
+    "repeats",
+)  # the likely one first
 HANGS_AFTER_S: Final = 60
 
 BARRIERS: Final = "tests/contract/test_postgresql_barriers.py"

@@ -131,6 +131,7 @@ def tool(
     idempotent: bool = ...,
     repeatable: bool = ...,
     timeout_s: float = ...,
+    call_timeout_s: float | None = ...,
     attempts_max: int = ...,
     name: str | None = ...,
     description: str | None = ...,
@@ -149,7 +150,8 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     tier: low (default) | medium | high | irreversible. effect: it changes the world outside (default: read-only).
     idempotent: it takes `ToolContext.idempotency_key` and does nothing twice under it. repeatable: asking again is
-    meaningful. timeout_s: hard deadline of one attempt, seconds. attempts_max: tries of a read-only tool.
+    meaningful. timeout_s: hard deadline of one attempt, seconds. attempts_max: tries of a read-only tool. call_timeout_s:
+    of a call over all its attempts, with what it waits between them; not what people are asked for.
     parameters: a JSON Schema instead of the one derived from the signature. runner: "loop" (default of `async def`)
     or "child" (default of plain functions: a process of its own, killed at the deadline). strict: "when_possible" (default: a tool
     without a strict form is sent as it is declared), "required" (such a tool is refused here, with path and rule), or
@@ -167,6 +169,7 @@ EXECUTION_OPTIONS: dict[str, Any] = {
     "idempotent": False,
     "repeatable": False,
     "timeout_s": TOOL_TIMEOUT_S,
+    "call_timeout_s": None,
     "attempts_max": TOOL_ATTEMPTS_MAX,
     "name": None,
     "description": None,

@@ -126,6 +126,7 @@ class Fleet:
         idempotent: bool = ...,
         repeatable: bool = ...,
         timeout_s: float = ...,
+        call_timeout_s: float | None = ...,
         attempts_max: int = ...,
         name: str | None = ...,
         description: str | None = ...,

@@ -15,10 +15,11 @@ from toolfleet import lint_words as words
 from toolfleet.adapters.llm.strict.profiles import NEWEST, strict_profile
 from toolfleet.adapters.llm.strict.tool import StrictRefusal, strict_tool
 from toolfleet.schemas.agents import AgentSpec
-from toolfleet.schemas.limits import TOOLS_NOTED_ABOVE, TOOLS_WARNED_ABOVE
+from toolfleet.schemas.limits import DEFAULT_LIMITS, TOOLS_NOTED_ABOVE, TOOLS_WARNED_ABOVE
 from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.tool_text import model_description
 from toolfleet.schemas.tools import ToolSpec
+from toolfleet.workers.backoff import longest_backoff_s
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
@@ -179,6 +180,13 @@ RULES: Final = {
             "add examples=[…]",
         ),
         Rule(
+            "no-call-deadline",
+            "note",
+            f"that is longer than the {DEFAULT_LIMITS.active_seconds_max:g} s a whole run may work, and nothing ends the "
+            "call before",
+            "declare call_timeout_s=, or a lower timeout_s or attempts_max",
+        ),
+        Rule(
             "outside-text",
             "warning",
             "it seems to return text from outside, which may hold instructions to the model",
@@ -226,7 +234,7 @@ def lint(tools: Iterable[ToolSpec], agents: Iterable[AgentSpec]) -> list[Finding
 
 def lint_tool(spec: ToolSpec) -> Iterator[Finding]:
     """What can be said of the tool by itself."""
-    for check in (_texts, _name_and_tier, _schema, _strict_form, _arguments, _result):
+    for check in (_texts, _name_and_tier, _schema, _strict_form, _arguments, _result, _time):
         yield from check(spec)
 
 
@@ -380,6 +388,16 @@ def _result(spec: ToolSpec) -> Iterator[Finding]:
     reads = words.harm_of(words.parts_of(spec.name)) in ("read", None)
     if not spec.effect and reads and not marked and words.OUTSIDE.search(spec.name.lower()):
         yield _found("outside-text", spec, repr(spec.name))
+
+
+def _time(spec: ToolSpec) -> Iterator[Finding]:
+    """A call that is tried again, each time to the end of its deadline and after the longest backoff."""
+    waits_s = sum(longest_backoff_s(failures) for failures in range(1, spec.attempts_max))
+    longest_s = spec.attempts_max * spec.timeout_s + waits_s
+    ends = spec.attempts_max == 1 or spec.call_timeout_s is not None
+    if not ends and longest_s > DEFAULT_LIMITS.active_seconds_max:
+        detail = f"its {spec.attempts_max} attempts and their backoffs may take {longest_s:.0f} s"
+        yield _found("no-call-deadline", spec, detail)
 
 
 # -- the tools of an agent together ----------------------------------------------------------------------------------

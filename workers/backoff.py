@@ -10,8 +10,12 @@ def backoff_s(failures: int, draw: float, *, retry_after_s: float | None = None)
 
     A Retry-After is a floor, jittered only upwards, by up to 20 %.
     """
-    ceiling = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 30))
-    delay = ceiling * draw
+    delay = longest_backoff_s(failures) * draw
     if retry_after_s is None:
         return delay
     return max(delay, retry_after_s * (1.0 + RETRY_AFTER_JITTER_MAX * draw))
+
+
+def longest_backoff_s(failures: int) -> float:
+    """The most that is waited after `failures` failures where the other side asks for nothing."""
+    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 30))

@@ -92,7 +92,9 @@ UPDATE_RUNS: Final = _update(runs, ["id"], RUN_COLUMNS)
 UPDATE_COMMANDS: Final = _update(commands, ["id"], COMMAND_COLUMNS)
 DELETE_COMMANDS: Final = delete(commands).where(members(commands.c.id, "ids"))
 UPDATE_TURNS: Final = _update(turns, ["run_id", "turn"], ["phase", "merged_at", "ended_at"])
-CALL_COLUMNS: Final = ("tier", "waiting", "attempt", "outcome", "arguments", "terms", "waits_key", "edited")
+CALL_COLUMNS: Final = (
+    "tier", "waiting", "attempt", "outcome", "arguments", "terms", "waits_key", "edited", "deadline_at",
+)  # fmt: skip
 UPDATE_CALLS: Final = _update(calls, ["run_id", "turn", "position"], CALL_COLUMNS)
 UPDATE_EFFECTS: Final = _update(effects, ["call_id"], ledger_codec.ENTRY_COLUMNS)
 RESOLVE_EFFECTS: Final = _update(effects, ["call_id"], ("state", "changed_at", "resolved_by", "answer"))

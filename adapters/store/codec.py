@@ -208,6 +208,8 @@ def call_values(run_id: RunId, turn: int, call: CallState) -> dict[str, Any]:
         "terms": "" if call.terms == NO_TERMS else dump(call.terms),
         "waits_key": call.waits_key,
         "edited": call.edited,
+        "call_timeout_s": call.call_timeout_s,
+        "deadline_at": call.deadline_at,
     }
 
 
@@ -222,6 +224,7 @@ def changed_call_values(call: CallState) -> dict[str, Any]:
         "terms": "" if call.terms == NO_TERMS else dump(call.terms),
         "waits_key": call.waits_key,
         "edited": call.edited,
+        "deadline_at": call.deadline_at,
     }
 
 
@@ -257,6 +260,8 @@ def call_state(row: Row) -> CallState:
         terms=_terms(row["terms"]),
         waits_key=row["waits_key"],
         edited=row["edited"],
+        call_timeout_s=row["call_timeout_s"],
+        deadline_at=row["deadline_at"],
     )
 
 

@@ -18,7 +18,20 @@ from toolfleet.adapters.store.engine import WRITING, open_engine, parse_url, sql
 from toolfleet.schemas.errors import NewerSchema, NotMigrated
 
 # Oldest first; a test compares them with the scripts.
-REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
+REVISIONS: Final = (
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+    "0006",
+    "0007",
+    "0008",
+    "0009",
+    "0010",
+    "0011",
+    "0012",
+)
 HEAD: Final = REVISIONS[-1]
 # The programs of this schema and later ones can work with a database at HEAD. A migration that takes away or renames
 # what they use moves it up to itself; one that only adds (with defaults) leaves it.

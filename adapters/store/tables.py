@@ -153,6 +153,8 @@ calls = Table(
     empty("terms"),  # Terms as JSON; empty: none
     empty("waits_key"),  # the effect key it waits for
     Column("edited", Boolean, nullable=False, server_default=false()),
+    Column("call_timeout_s", Double),  # for all attempts together; null: no end
+    Column("deadline_at", Double),  # when it is over; null: not taken yet, or it stands still
     PrimaryKeyConstraint("run_id", "turn", "position"),
     partial(
         "ix_calls_waits_key",

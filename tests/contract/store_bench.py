@@ -303,7 +303,12 @@ def lease(run_id: RunId, turn: int, token: LeaseToken, lease_s: float = 30.0) ->
 
 
 def proposed(
-    count: int, *, effect: bool = False, first: int = 0, attempts_max: int = 3
+    count: int,
+    *,
+    effect: bool = False,
+    first: int = 0,
+    attempts_max: int = 3,
+    call_timeout_s: float | None = None,
 ) -> tuple[ProposedCall, ...]:
     """Calls with different arguments from call to call (`first` shifts them)."""
     tier = Tier.MEDIUM if effect else Tier.LOW
@@ -317,6 +322,7 @@ def proposed(
             wire_id=f"wire_{index}",
             effect=effect,
             attempts_max=attempts_max,
+            call_timeout_s=call_timeout_s,
         )
         for index in range(count)
     )

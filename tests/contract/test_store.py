@@ -353,6 +353,28 @@ def test_a_retry_is_due_after_its_delay_with_the_next_attempt(open_bench: OpenBe
     play(story, open_bench, tmp_path)
 
 
+def test_the_time_of_a_call_is_kept_from_its_first_attempt_on(open_bench: OpenBench, tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        new, applied = await bench.waiting(1, call_timeout_s=90.0)
+        (command_id,), call = command_ids(applied), state_of(applied).calls[0]
+        (before,) = await bench.store.peek_calls([command_id])
+        began_at = bench.clock.now - 4.0
+        failed = result_of(call, outcome=CallOutcome.FAILED, content='{"status":"error","message":"no"}')
+
+        await bench.apply(new.run_id, CallRetry(command_id, None, 1, 2.5, False, failed, began_at))
+        (retried,) = await bench.store.peek_calls([command_id])
+        bench.clock.now += 3.0
+        await bench.apply(new.run_id, CallRetry(command_id, None, 2, 900.0, False, failed))
+
+        assert before is not None and retried is not None
+        assert (before.call.call_timeout_s, before.call.deadline_at) == (90.0, None)
+        assert (retried.call.call_timeout_s, retried.call.deadline_at) == (90.0, began_at + 90.0)
+        ((_, result),) = await bench.store.results(new.run_id)
+        assert (result.outcome, result.reason) == (CallOutcome.FAILED, "call_timeout")
+
+    play(story, open_bench, tmp_path)
+
+
 # -- T12 settle ----------------------------------------------------------------------------------------------------------------
 
 

@@ -48,6 +48,20 @@ def hangs(ctx: ToolContext) -> None:
             threading.Event().wait()
 
 
+@tool(attempts_max=9, timeout_s=0.4, call_timeout_s=1.0)
+def hangs_for_a_while(ctx: ToolContext) -> None:
+    """Never come back, and have a second for all of it."""
+    _note(ctx)
+    threading.Event().wait()
+
+
+@tool(attempts_max=9, timeout_s=5, call_timeout_s=6)
+def busy_for_long(ctx: ToolContext) -> None:
+    """Ask for more patience than there is."""
+    _note(ctx)
+    raise Retryable("busy", retry_after_s=30)
+
+
 @tool(attempts_max=2)
 def exits(ctx: ToolContext) -> None:
     """End the process."""

@@ -91,6 +91,29 @@ def test_a_read_that_is_busy_twice_answers_at_its_third_attempt(
     assert result.results[0].attempt == 3
 
 
+def test_a_call_ends_with_its_time_however_many_attempts_are_left(
+    ask: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    result = ask(call("hangs_for_a_while"), tools.hangs_for_a_while)
+
+    told = _told(result)
+    assert result.ok and result.results[0].outcome is CallOutcome.FAILED
+    assert told["reason_code"] == result.results[0].reason == "call_timeout"
+    assert 1 <= _acts(tmp_path) <= 4  # of nine, by its drawn backoffs
+    assert told["message"].endswith("the 1 s it has for all its attempts are over.")
+
+
+def test_a_wait_that_is_asked_for_and_ends_after_its_time_ends_the_call_at_once(
+    ask: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    result = ask(call("busy_for_long"), tools.busy_for_long)
+
+    told = _told(result)
+    assert told["reason_code"] == "call_timeout" and told["retry_after_s"] == 30
+    assert told["message"].startswith("busy_for_long failed: busy. It is not tried again")
+    assert _acts(tmp_path) == 1
+
+
 def test_not_a_number_becomes_null_with_a_note(ask: Callable[..., RunResult]) -> None:  # B015
     told = _told(ask(call("not_a_number"), tools.not_a_number))
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 RETRY_S = 0.7
+SLOW_S = 45.0  # longer than a call may take, shorter than a question lives
 
 
 class Front:
@@ -62,8 +63,9 @@ class Front:
         rng = random.Random(f"{self._world.seed}:{asked.id}")
         drawn = rng.choice(("approve", "approve", "approve", "edit", "reject", "never", "muddle"))
         what = drawn if plan.approver == "drawn" else plan.approver
+        fixed_s = SLOW_S if what == "slow" else 0.2
         await self.process.clock.sleep(
-            rng.choice((0.2, 1.0, 10.0, 59.0)) if plan.approver == "drawn" else 0.2
+            rng.choice((0.2, 1.0, 10.0, 59.0)) if plan.approver == "drawn" else fixed_s
         )
         if what == "never":
             return

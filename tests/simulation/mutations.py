@@ -25,7 +25,18 @@ from toolfleet.workers.executor import handle as executor
 from toolfleet.workers.executor.effects import Started
 from toolfleet.workers.executor.handle import Executor
 from toolfleet.workers.leases import commit
-from toolfleet.workers.machine import MACHINE, approval, call, closing, effect, lease, present, stop, turn
+from toolfleet.workers.machine import (
+    MACHINE,
+    approval,
+    call,
+    closing,
+    deadline,
+    effect,
+    lease,
+    present,
+    stop,
+    turn,
+)
 from toolfleet.workers.machine.draft import Draft
 
 Patch = pytest.MonkeyPatch
@@ -351,6 +362,45 @@ def hand_back_of_effects(patch: Patch) -> None:
     patch.setattr(lease, "handed_back", given)
 
 
+def calls_without_a_deadline(patch: Patch) -> None:
+    """The time of a call over all its attempts is never over."""
+    patch.setattr(deadline, "over", lambda one, at_s: False)
+
+
+def deadlines_while_people_are_asked(patch: Patch) -> None:
+    """What people take to answer counts as time of the call."""
+    patch.setattr(deadline, "_waited_s", lambda one, begun, now_s: 0.0)
+
+
+def deadlines_of_what_is_out(patch: Patch) -> None:
+    """An effect that is out ends as failed when the time of its call is over, in place of being asked for."""
+    asked = effect.asked
+
+    def late(state: RunState, event: Any, now_s: float) -> Step:
+        one, row = state.call(event.command_id), state.command(event.command_id)
+        if one is None or row is None or not deadline.over(one, now_s):
+            return asked(state, event, now_s)
+        draft = Draft(state, now_s)
+        assert one.entry is not None
+        free = draft.called(one.call_id, entry=replace(one.entry, state=EffectState.NOT_SENT))
+        call.store(draft, row, free, deadline.timed_out(one))
+        return draft.step()
+
+    patch.setattr(effect, "asked", late)
+
+
+def deadlines_while_an_equal_effect_is_out(patch: Patch) -> None:
+    """A call that waits for an equal one to come to something fails when its own time is over."""
+    meet = effect._meet_holder
+
+    def running(draft: Draft, row: CommandRow, one: Any, key: str, holder: Any) -> None:
+        meet(draft, row, one, key, holder)
+        if draft.state.call(one.call_id).waits_key:  # type: ignore[union-attr]
+            draft.set_call(one.call_id, deadline_at=deadline.taken(one, draft.now_s))
+
+    patch.setattr(effect, "_meet_holder", running)
+
+
 # Each with a word of the set-ups that are tried first: a hint that saves time, the others and the seeds follow.
 MUTATIONS: dict[str, tuple[Callable[[Patch], None], str]] = {
     mutation.__name__: (mutation, word)
@@ -380,5 +430,9 @@ MUTATIONS: dict[str, tuple[Callable[[Patch], None], str]] = {
         (publish_before_commit, "without faults"),
         (settle_before_store, "killed before"),
         (hand_back_of_effects, "SIGTERM"),
+        (calls_without_a_deadline, "deadline over"),
+        (deadlines_while_people_are_asked, "somebody is asked"),
+        (deadlines_of_what_is_out, "only after the deadline"),
+        (deadlines_while_an_equal_effect_is_out, "equal effect is out"),
     )
 }

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import orjson
 
+from tests.simulation.call_times import CallTimes
 from tests.simulation.outside import Ledger, Seen
 from tests.simulation.plan import REQUESTER, TOOLS
 from tests.simulation.process import EPOCH
@@ -71,6 +72,7 @@ class Oracle:
         self.admitted: dict[RunId, set[str]] = defaultdict(set)
         self.dispatched: dict[tuple[str, int], float] = {}  # attempt -> since when it may begin
         self.due: dict[tuple[str, int], float] = {}  # attempt -> when it was due
+        self.time = CallTimes(self)
         ledger.on_begin, ledger.on_act, ledger.on_ask = self._begins, self._acts, self._asks
 
     def bad(self, rule: str, what: str) -> None:
@@ -91,6 +93,7 @@ class Oracle:
             return
         self._shape(new.state)
         self._leases(old, new)
+        self.time.committed(old, new)
         self._calls(old, new)
         self._results(old, new)
         self._items(old, new)

@@ -25,6 +25,9 @@ _PARAMETERS = {
 }
 
 
+_QUICK = frozenset({"look", "send", "brief", "remit", "topup", "deal"})
+
+
 def _tool(
     name: str, tier: Tier = Tier.LOW, *, effect: bool = False, idempotent: bool = False, **more: object
 ) -> ToolSpec:
@@ -35,7 +38,7 @@ def _tool(
         tier=tier,
         effect=effect,
         idempotent=idempotent,
-        timeout_s=10.0 if name in ("look", "send") else 30.0,
+        timeout_s=10.0 if name in _QUICK else 30.0,
         approval_expires_s=APPROVAL_EXPIRES_S,
         **more,  # type: ignore[arg-type]
     )
@@ -59,7 +62,16 @@ FIRE = _tool(
 PAY = _tool("pay", Tier.MEDIUM, effect=True, idempotent=True)
 BURN = _tool("burn", Tier.MEDIUM, effect=True)  # ends the process that runs it
 SCORCH = _tool("scorch", Tier.MEDIUM, effect=True, idempotent=True)  # the same, and takes a key
-TOOLS = {tool.name: tool for tool in (LOOK, SCAN, CRASH, SEND, WIRE, POST, FIRE, PAY, BURN, SCORCH)}
+# With an end to all their attempts together.
+BRIEF = _tool("brief", call_timeout_s=14.0)
+REMIT = _tool(
+    "remit", Tier.MEDIUM, effect=True, parts=("reconcile",), reconcile_is_final=True, call_timeout_s=25.0
+)
+TOPUP = _tool("topup", Tier.MEDIUM, effect=True, idempotent=True, call_timeout_s=25.0)
+DEAL = _tool("deal", Tier.HIGH, effect=True, parts=("reconcile",), call_timeout_s=20.0)
+_TIMED = (BRIEF, REMIT, TOPUP, DEAL)
+_ALL = (LOOK, SCAN, CRASH, SEND, WIRE, POST, FIRE, PAY, BURN, SCORCH, *_TIMED)
+TOOLS = {tool.name: tool for tool in _ALL}
 POISON = frozenset({"crash", "burn", "scorch"})
 
 AGENTS = {
@@ -91,7 +103,9 @@ class RunPlan:
     follows: int | None = None  # the run whose conversation it goes on with
     cancel_at: float | None = None  # seconds after it was accepted
     cancel_after_commits: int | None = None
-    approver: str = "approve"  # what is said when somebody is asked: approve | reject | edit | never | drawn
+    approver: str = (
+        "approve"  # what is said when somebody is asked: approve | slow | reject | edit | never | drawn
+    )
     poison_decision: bool = False  # every process that asks the model about it dies
 
     @property
@@ -196,8 +210,8 @@ def _call(rng: random.Random, flavour: Flavour, number: int, plans: Sequence[Tur
     if earlier and rng.random() < flavour.repeats:
         return rng.choice(earlier)
     if rng.random() < flavour.effects:
-        return call(rng.choice(("send", "pay", "wire", "post", "fire")), number)
-    return call(rng.choice(("look", "look", "scan")), number)
+        return call(rng.choice(("send", "pay", "wire", "post", "fire", "remit", "topup", "deal")), number)
+    return call(rng.choice(("look", "look", "scan", "brief")), number)
 
 
 def _odd_end(rng: random.Random) -> TurnPlan:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation import aimed, aimed_effects, aimed_world
+from tests.simulation import aimed, aimed_deadlines, aimed_effects, aimed_world
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import told
 from tests.simulation.world import Report, Scenario, simulate
@@ -35,6 +35,7 @@ AIMED: dict[str, Scenario] = (
     | aimed.ANSWERS
     | aimed_effects.ALL
     | aimed_world.ALL
+    | aimed_deadlines.ALL
 )
 AIMED_SEEDS = (0, 1)
 MUTANT_SEEDS = 60  # tried after the aimed set-ups

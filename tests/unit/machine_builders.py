@@ -46,6 +46,7 @@ from toolfleet.schemas.outcomes import (
     CallOutcome,
     CallWaiting,
     Lane,
+    ReasonCode,
     RunStatus,
     Tier,
     TurnPhase,
@@ -87,6 +88,11 @@ def proposed(index: int, **fields: object) -> ProposedCall:
         index, f"tool{index}", Tier.LOW, "{}", f"signature{index}", f"w{index}", attempts_max=3
     )
     return replace(base, **fields)  # type: ignore[arg-type]
+
+
+def timed(made: ProposedCall, call_timeout_s: float = 20.0) -> ProposedCall:
+    """That call, with an end to all its attempts together."""
+    return replace(made, timeout_s=10.0, call_timeout_s=call_timeout_s)
 
 
 def invalid(index: int) -> ProposedCall:
@@ -301,6 +307,8 @@ def _call_events(state: RunState, call: CallState, now: float) -> Iterator[Event
     yield CallRefused(command_id, STALE, call.attempt, refused)
     yield CallRefused(command_id, token, call.attempt, came_to(call, CallOutcome.REJECTED))
     yield CallRefused(command_id, token, call.attempt, came_to(call, CallOutcome.APPROVAL_EXPIRED))
+    late = replace(came_to(call, CallOutcome.FAILED), reason=ReasonCode.CALL_TIMEOUT)
+    yield CallRefused(command_id, token, call.attempt, late)
     yield CallDeferred(command_id, token, call.attempt, 1.0, "rate")
     yield CallWoken(command_id, key_of(call))
     yield TierRaised(command_id, token, Tier.HIGH, asks=True)

@@ -22,6 +22,7 @@ from tests.unit.machine_builders import (
     proposed,
     question,
     submitted,
+    timed,
     with_calls,
 )
 from tests.unit.machine_invariants import check_invariants
@@ -116,6 +117,8 @@ def _beginnings() -> Iterator[RunState]:
     yield awaiting(asked, CallWaiting.AWAITING_CLIENT)
     yield from _denied_beside_a_poisoned_one()
     yield from _two_effects_under_a_cancel()
+    for made in (proposed(0), effect(0), effect(0, idempotent=True), gated(0)):
+        yield with_calls([timed(made)])[0]
     yield from _asked()
     yield from _reconciled()
 

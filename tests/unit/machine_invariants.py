@@ -11,6 +11,7 @@ from dataclasses import replace
 from toolfleet.schemas.commands import RESULTS_QUEUE, CommandRow
 from toolfleet.schemas.effects import ApprovalStatus, EffectState, arguments_hash
 from toolfleet.schemas.events import (
+    ApprovalRequested,
     CallAnswered,
     CallDeferred,
     CallFinished,
@@ -83,6 +84,7 @@ def check_invariants(before: RunState | None, event: Event, step: Step, now_s: f
     _attempts(before, event, step)
     _fences(before, event, step)
     _leases(before, event, step, now_s)
+    _call_deadlines(before, event, step, now_s)
     if before.terminal:
         assert (after.status, after.output, after.reason) == (before.status, before.output, before.reason)
         assert isinstance(event, EffectResolved) or after.calls == before.calls, (
@@ -223,6 +225,50 @@ def _dispatches(before: RunState, event: Event, after: RunState) -> None:
             assert asked.arguments_hash == arguments_hash(new.arguments), "P5: other arguments were approved"
             assert len(set(asked.granted_by)) >= (2 if asked.distinct else 1), "P5: one person twice"
             assert not asked.by_another or asked.requested_by not in asked.granted_by, "P5: the requester"
+
+
+def _call_deadlines(before: RunState, event: Event, step: Step, now_s: float) -> None:
+    """10: the time of a call begins once, stands still only while others are waited for, and nothing begins after it."""
+    for new in step.state.calls if step.state.turn == before.turn else ():
+        old = before.call(new.call_id)
+        if old is None or old.call_timeout_s is None:
+            assert new.deadline_at is None, "10: a deadline nobody declared"
+            continue
+        end = _end_of(old)
+        if old.deadline_at is None and new.deadline_at is not None:
+            assert new.deadline_at <= now_s + old.call_timeout_s, "10: more time than is declared"
+        elif old.deadline_at is not None and new.deadline_at != old.deadline_at:
+            held = isinstance(event, EffectClaimed) and new.deadline_at is None and new.waits_key
+            assert held or isinstance(event, ApprovalRequested), "10: the deadline of a call moved"
+        if new.entry != old.entry and new.entry is not None and new.entry.state is EffectState.DISPATCHED:
+            assert end is None or end > now_s, "10: an effect begins after the deadline of its call"
+        row, was = step.state.command(new.call_id), before.command(new.call_id)
+        if new.open and isinstance(event, CallRetry | CallDeferred | EffectEnded | ReconcileAnswered):
+            moved = row is not None and was is not None and row.due_at != was.due_at
+            late = _end_of(new)
+            assert not moved or new.dispatched or late is None or row.due_at < late, "10: due when it is over"
+    for record in step.records:
+        if isinstance(record, StoreResult) and record.result.reason == ReasonCode.CALL_TIMEOUT:
+            call = before.call(record.result.call_id)
+            assert call is not None and call.call_timeout_s is not None, "10: out of a time it does not have"
+            taken = getattr(event, "taken_at", None)
+            end = _end_of(call) or (now_s if taken is None else taken) + call.call_timeout_s
+            assert end <= now_s + getattr(event, "delay_s", 0.0), "10: ended before its time"
+            assert record.result.outcome is CallOutcome.FAILED
+            ends = isinstance(event, EffectEnded | ReconcileAnswered)
+            assert ends or not call.dispatched, "4: a deadline ended an effect that is out"
+
+
+def _end_of(call: CallState) -> float | None:
+    """When its time is over, by the question asked last; None: never, or not while somebody is asked."""
+    asked = call.approval
+    if call.deadline_at is None or call.call_timeout_s is None:
+        return None
+    if asked is None or asked.requested_at < call.deadline_at - call.call_timeout_s:
+        return call.deadline_at
+    if asked.status is ApprovalStatus.PENDING:
+        return None
+    return call.deadline_at + (0.0 if asked.decided_at is None else asked.decided_at - asked.requested_at)
 
 
 _AGAIN = CallRetry | EffectEnded | ReconcileStarted | ReconcileAnswered

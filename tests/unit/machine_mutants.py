@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 PACKAGE = "toolfleet.workers.machine"
-QUICK_TESTS = ("answers", "fences", "repeats", "model", "turns", "stops", "ledger")
+QUICK_TESTS = ("answers", "deadline", "fences", "repeats", "model", "turns", "stops", "ledger")
 ROOT = Path(__file__).parents[2]
 MISSED, CAUGHT, BROKEN = 0, 1, 70
 HANGS_AFTER_S = 30
@@ -357,6 +357,80 @@ MUTANTS: tuple[Mutant, ...] = (
         "who waits is not woken",
         "call.waits_key == key and row is not None",
         "False and row is not None",
+    ),
+    Mutant("deadline", "the time of a call begins anew", "call.deadline_at is not None or ", ""),
+    Mutant("deadline", "the time runs while somebody is asked", " or _pending(call):", ":"),
+    Mutant(
+        "deadline", "what people take counts", " + _waited_s(call, call.deadline_at, call.deadline_at)", ""
+    ),
+    Mutant("deadline", "what people took before counts", "begun + _waited_s(call, begun, now_s)", "begun"),
+    Mutant(
+        "deadline",
+        "a question from before takes of it",
+        "asked.requested_at < deadline_at - call.call_timeout_s - _SAME_S",
+        "False",
+    ),
+    Mutant("deadline", "the time is never over", "end is not None and end <= at_s", "False"),
+    Mutant("deadline", "the time is over a moment late", "end <= at_s", "end < at_s"),
+    Mutant(
+        "call",
+        "a backoff goes beyond the deadline",
+        "elif deadline.over(call, now_s + event.delay_s):",
+        "elif False:",
+    ),
+    Mutant(
+        "call",
+        "a lease begins no time",
+        "waiting=CallWaiting.READY, deadline_at=deadline.taken(call, now_s)",
+        "waiting=CallWaiting.READY",
+    ),
+    Mutant(
+        "call",
+        "the first attempt does not count",
+        "taken_at = now_s if event.taken_at is None else min(event.taken_at, now_s)",
+        "taken_at = now_s",
+    ),
+    Mutant("call", "more time than there is", "min(event.taken_at, now_s)", "event.taken_at"),
+    Mutant("present", "a deadline ends a call early", "if not deadline.over(call, now_s):", "if False:"),
+    Mutant(
+        "present",
+        "a wait goes beyond the deadline",
+        "if deadline.over(call, now_s + event.delay_s):",
+        "if False:",
+    ),
+    Mutant(
+        "present",
+        "a wait begins no time",
+        "draft.called(call.call_id, deadline_at=deadline.taken(call, now_s))",
+        "call",
+    ),
+    Mutant(
+        "present",
+        "a higher tier begins no time",
+        "        deadline_at=deadline.taken(call, now_s),\n        waiting",
+        "        waiting",
+    ),
+    Mutant("approval", "a question begins no time", "deadline_at=deadline.asked_again(call, now_s)", ""),
+    Mutant(
+        "effect", "an effect is claimed after its deadline", "if deadline.over(call, now_s):", "if False:"
+    ),
+    Mutant(
+        "effect",
+        "the same request after the deadline",
+        "may = may and not deadline.over(call, now_s)",
+        "",
+    ),
+    Mutant(
+        "effect",
+        "an attempt after the deadline",
+        "elif deadline.over(call, draft.now_s + delay_s):",
+        "elif False:",
+    ),
+    Mutant(
+        "effect",
+        "the time runs while an equal effect is out",
+        "waits_key=key, deadline_at=None",
+        "waits_key=key",
     ),
     Mutant("closing", "a turn is merged while calls are open", " and not draft.state.open_calls:", ":"),
     Mutant("closing", "a turn is merged in any phase", "draft.state.phase is TurnPhase.CALLS and", ""),

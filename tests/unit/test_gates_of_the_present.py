@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.unit.machine_builders import gated, question, with_calls
@@ -17,7 +18,8 @@ from toolfleet.schemas.ports import ToolAnswer, ToolFailed, ToolReturned
 from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 from toolfleet.schemas.views import CallView
-from toolfleet.workers.executor import gate
+from toolfleet.schemas.vocabulary import ResultEnvelope
+from toolfleet.workers.executor import gate, time_left
 from toolfleet.workers.executor.gate import Ask, Asked, Later, Outcome, Raised, Stopped, Waiting, pass_gates
 from toolfleet.workers.machine import reduce
 
@@ -210,4 +212,87 @@ def test_what_a_gate_holds_is_given_back_when_a_later_one_stops_the_call() -> No
     assert asyncio.run(pass_gates(asked, (holds, stops))) == Later(2.0, "rate") and given == [None]
     assert asyncio.run(pass_gates(asked, (holds,))) is None
     asyncio.run(asked.ended(FINE))
-    assert given == [None, FINE] and gate.PRESENT_GATES[1] is gate.permission
+    assert given == [None, FINE] and gate.PRESENT_GATES[2] is gate.permission
+
+
+def _timed(call: CallState | None = None, deadline_at: float | None = 16.0) -> CallState:
+    call = call or with_calls([gated(0)])[0].calls[0]
+    return replace(call, call_timeout_s=10.0, deadline_at=deadline_at)
+
+
+def test_a_call_whose_time_is_over_is_failed_before_anything_else_is_said() -> None:
+    late = _asked(_timed(), now_s=16.0, permissions=(), tier=Tier.IRREVERSIBLE)
+
+    stopped = _stopped(late)
+
+    assert isinstance(stopped, Outcome) and stopped.result.reason == "call_timeout"
+    assert stopped.result.outcome is CallOutcome.FAILED
+    told = orjson.loads(stopped.result.content)
+    ResultEnvelope.model_validate(told)
+    assert told["message"] == "tool0 was not run: the 10 s it has for all its attempts are over."
+    assert told["retryable"] and not told["retryable_by_model"]
+
+
+def test_a_call_that_has_time_left_or_none_declared_passes_on_to_the_other_gates() -> None:
+    for call in (_timed(), _timed(deadline_at=None), with_calls([gated(0)])[0].calls[0]):
+        assert isinstance(_stopped(_asked(call, now_s=15.9)), Ask)
+
+
+@pytest.mark.parametrize(
+    ("status", "comes_to"),
+    [(ApprovalStatus.PENDING, Waiting), (ApprovalStatus.REJECTED, CallOutcome.REJECTED)],
+)
+def test_what_people_say_or_may_still_say_is_not_hidden_by_the_time(
+    status: ApprovalStatus, comes_to: object
+) -> None:
+    call = _decided(status)
+    assert call.approval is not None
+    call = replace(call, approval=replace(call.approval, expires_at=900.0))
+
+    stopped = _stopped(_asked(_timed(call), now_s=800.0))
+
+    found = _outcome(stopped) if isinstance(stopped, Outcome) else type(stopped)
+    assert found == comes_to
+
+
+def test_nobody_answered_is_told_as_that_and_not_as_a_time_that_is_over() -> None:
+    call = _timed(_decided(ApprovalStatus.PENDING))
+
+    assert _outcome(_stopped(_asked(call, now_s=800.0))) is CallOutcome.APPROVAL_EXPIRED
+
+
+class _Clock:
+    """Only what is asked for: how long it is since the call was read."""
+
+    def __init__(self, monotonic_s: float) -> None:
+        self._now = monotonic_s
+
+    def monotonic_s(self) -> float:
+        return self._now
+
+
+@pytest.mark.parametrize(
+    ("deadline_at", "since_s", "may_take_s"),
+    [
+        (None, 0.0, 7.0),  # its first attempt, which is taken now: 10 s, and 7 s are declared for an attempt
+        (None, 4.0, 6.0),  # of which the gates have used 4 s
+        (16.0, 0.0, 7.0),
+        (12.5, 0.0, 6.5),
+        (12.5, 3.0, 3.5),
+        (12.5, 60.0, 0.01),
+    ],
+)
+def test_an_attempt_is_cut_to_what_is_left(
+    deadline_at: float | None, since_s: float, may_take_s: float
+) -> None:
+    view = replace(_asked(_timed(deadline_at=deadline_at)).view, read_at=100.0)
+
+    left = time_left.timeout_s(view, view.call, _Clock(100.0 + since_s), 7.0)  # type: ignore[arg-type]
+
+    assert left == pytest.approx(may_take_s)
+
+
+def test_an_attempt_of_a_call_without_a_time_of_its_own_has_what_is_declared() -> None:
+    view = _asked().view
+
+    assert time_left.timeout_s(view, view.call, _Clock(9_999.0), 7.0) == 7.0  # type: ignore[arg-type]

@@ -98,6 +98,8 @@ def test_a_tool_with_a_whole_contract_has_no_finding() -> None:
         ),
         (_spec(properties={f"a{n}": TEXT for n in range(5)}), "no-example"),
         (_spec("read_ticket"), "outside-text"),
+        (_spec(timeout_s=200.0), "no-call-deadline"),
+        (_spec(attempts_max=40, timeout_s=5.0), "no-call-deadline"),
     ],
 )
 def test_each_rule_finds_what_breaks_it_and_says_what_mends_it(spec: ToolSpec, id_: str) -> None:
@@ -112,6 +114,8 @@ def test_each_rule_finds_what_breaks_it_and_says_what_mends_it(spec: ToolSpec, i
     [
         _spec("save_draft_reply", effect=True, tier="medium"),  # drafts are what medium is for
         _spec("cancel_order", effect=True, tier="high"),
+        _spec(timeout_s=200.0, call_timeout_s=600.0),
+        _spec(timeout_s=900.0, attempts_max=1),
         _spec("read_ticket", result_fields=[{"path": "body", "mark": "untrusted"}]),
         _spec("list_orders", {"sort": {"enum": ["date", "total"], "description": "d"}}),
         _spec("search_orders", {"status": {"enum": ["open", "closed", "cancelled"], "description": "d"}}),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit import machine_builders as build
-from toolfleet.schemas.envelopes import error, omitted, success
+from toolfleet.schemas.envelopes import error, omitted, success, with_cause
 from toolfleet.schemas.events import CallsSettled
 from toolfleet.schemas.outcomes import CallOutcome, RunStatus
 from toolfleet.schemas.records import StoreResult
@@ -81,6 +81,24 @@ def test_an_envelope_has_the_status_of_its_rule_and_the_fields_of_the_vocabulary
 
     assert ResultEnvelope.model_validate(told).status == OUTCOME_RULES[outcome].status
     assert set(told) <= set(NAMES)
+
+
+def test_a_failure_with_another_reason_keeps_the_order_and_everything_else() -> None:
+    whole = error(
+        outcome=CallOutcome.FAILED,
+        message="it broke.",
+        reason="timeout",
+        retryable=True,
+        retry_after_s=1.5,
+        suggested_action="s",
+    )
+
+    told = json.loads(with_cause(whole, reason="call_timeout", more="No time is left."))
+
+    assert list(told) == list(json.loads(whole))
+    assert (told["reason_code"], told["message"]) == ("call_timeout", "it broke. No time is left.")
+    assert {**json.loads(whole), "reason_code": 0, "message": 0} == {**told, "reason_code": 0, "message": 0}
+    ResultEnvelope.model_validate(told)
 
 
 def test_a_success_has_the_fields_of_the_vocabulary_in_their_order() -> None:

@@ -59,6 +59,32 @@ def test_each_argument_says_where_its_value_comes_from() -> None:
     )
 
 
+def test_a_call_may_not_have_less_time_than_one_of_its_attempts() -> None:
+    with pytest.raises(
+        InvalidDefinition, match=r"call_timeout_s=5 is less than timeout_s=10.*raise the first"
+    ):
+        tool(runner="loop", timeout_s=10, call_timeout_s=5)(get_order.function)
+    for wrong in (0, -1, float("nan")):
+        with pytest.raises(InvalidDefinition, match="call_timeout_s"):
+            tool(runner="loop", timeout_s=10, call_timeout_s=wrong)(get_order.function)
+
+
+def test_a_time_that_is_not_declared_is_in_no_version() -> None:
+    """Runs of a release before it stay pinned to the version they have, and it can read what this one stores."""
+    plain = get_order.spec
+    timed = plain.model_copy(update={"call_timeout_s": 90.0})
+
+    assert "call_timeout_s" not in plain.model_dump(mode="json")
+    assert "call_timeout_s" not in AgentSpec(name="a", model="m", tools=(plain,)).model_dump_json()
+    assert timed.version != plain.version and timed.schema_hash == plain.schema_hash
+    assert ToolSpec.model_validate_json(timed.model_dump_json()) == timed
+    with pytest.raises(InvalidDefinition, match="call_timeout_s=20 is less than timeout_s=30"):
+        narrow(get_order, name="order_state", description="Says how an order is.", call_timeout_s=20)
+    part = narrow(get_order, name="order_state", description="Says how an order is.", call_timeout_s=90)
+    again = narrow(part, name="order_state_now", description="Says how an order is now.")
+    assert part.spec.call_timeout_s == again.spec.call_timeout_s == 90.0
+
+
 def test_the_text_has_the_same_bytes_in_every_process() -> None:
     script = (
         "from tests.unit.contract_tools import get_order, submit_refund\n"

@@ -73,6 +73,7 @@ def show(name: Name, app: options.App = None, as_json: options.AsJson = False) -
     spec = _spec(fleet, name)
     document = {
         **spec.model_dump(mode="json"),
+        "call_timeout_s": spec.call_timeout_s,
         "version": spec.version,
         "agents": _agents_of(fleet, name),
         "model_text": model_description(spec),

@@ -219,6 +219,7 @@ class _Gate:
             tell_on_denied=spec.on_denied == "tell_model",
             attempts_max=spec.attempts_max,
             timeout_s=spec.timeout_s,
+            call_timeout_s=spec.call_timeout_s,
             repaired=repaired,
             terms=Terms(
                 reconciles=spec.reconciles,

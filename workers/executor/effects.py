@@ -36,6 +36,7 @@ from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import ToolContext, ToolSpec
 from toolfleet.schemas.views import CallView
 from toolfleet.workers.backoff import backoff_s
+from toolfleet.workers.executor import time_left
 from toolfleet.workers.executor.gate import Asked, sent_hash
 from toolfleet.workers.executor.projection import done_unfit, effect_of, not_happened, returned
 from toolfleet.workers.leases import Leases
@@ -150,15 +151,16 @@ class Effects:
         with self.telemetry.attempt(view, call) as watch:
             arguments = orjson.loads(call.arguments)
             context = self.context(view, call, spec)
+            timeout_s = time_left.timeout_s(view, call, self.clock, call.timeout_s)
             answer = await place.run(
                 arguments,
                 context,
-                timeout_s=call.timeout_s,
+                timeout_s=timeout_s,
                 may_begin=lambda: not started.late(self.clock),  # the last thing before the first byte
             )
             if answer is NOT_IN_TIME:
                 log.warning("effect_not_sent", run_id=view.run_id, call_id=call.call_id, tool=call.tool)
-            event = self._ended(view, call, effect_of(call, spec, answer))
+            event = self._ended(view, call, effect_of(call, spec, answer, timeout_s))
             await self.point("exec.after_tool")
             applied = await self.apply(view, event)
             watch.ended(event, applied)

@@ -20,6 +20,7 @@ from toolfleet.schemas.run import CallState
 from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 from toolfleet.schemas.views import CallView
 from toolfleet.workers.executor.projection import failed
+from toolfleet.workers.machine import deadline
 from toolfleet.workers.machine.approval import fits
 from toolfleet.workers.machine.present import TIERS
 
@@ -67,7 +68,8 @@ UNASKED: Final = Ask("", 0.0)  # nobody has been asked yet
 
 @dataclass(slots=True)
 class Asked:
-    """One call before its gates. `facts`: what its declaration says of these arguments."""
+    """One call before its gates. `facts`: what its declaration says of these arguments. `timeout_s`: how long something
+    declared to take so long may take now."""
 
     view: CallView
     call: CallState
@@ -78,6 +80,7 @@ class Asked:
     store: RunStore
     approvals: bool  # False: switched off for this fleet
     facts: CallFacts
+    timeout_s: Callable[[float], float] = float
     _afterwards: list[Callable[[ToolAnswer | None], Awaitable[None]]] = field(default_factory=list)
 
     def afterwards(self, work: Callable[[ToolAnswer | None], Awaitable[None]]) -> None:
@@ -91,6 +94,15 @@ class Asked:
 
 
 Gate = Callable[[Asked], Awaitable[Stopped | None]]
+
+
+async def in_time(asked: Asked) -> Stopped | None:
+    """Nothing of a call begins when its time is over. What people said of it is its outcome all the same."""
+    question = asked.call.approval
+    rejected = question is not None and question.status is ApprovalStatus.REJECTED
+    if rejected or not deadline.over(asked.call, asked.view.now_s):
+        return None
+    return Outcome(deadline.timed_out(asked.call))
 
 
 async def permission(asked: Asked) -> Stopped | None:
@@ -116,7 +128,7 @@ async def precheck(asked: Asked) -> Stopped | None:
     if "precheck" not in asked.spec.parts:
         return None
     answer = await asked.place.run(
-        asked.arguments, asked.context, timeout_s=asked.spec.timeout_s, part="precheck"
+        asked.arguments, asked.context, timeout_s=asked.timeout_s(asked.spec.timeout_s), part="precheck"
     )
     if not isinstance(answer, ToolFailed):
         return None
@@ -173,9 +185,9 @@ def covers(standing: StandingApproval, asked: Asked) -> bool:
     )
 
 
-# DESIGN section 7: cancelled (the row is gone then) → permission → precheck → approval → breaker → rate, serial key →
+# DESIGN section 7: cancelled (the row is gone then) → its time → permission → precheck → approval → breaker → rate, serial key →
 # claim. `tier` comes before what depends on it: whoever is asked for a permission is asked at the tier the call has.
-PRESENT_GATES: Final[tuple[Gate, ...]] = (tier, permission, precheck, approval)
+PRESENT_GATES: Final[tuple[Gate, ...]] = (in_time, tier, permission, precheck, approval)
 
 
 async def pass_gates(asked: Asked, gates: Sequence[Gate] = PRESENT_GATES) -> Stopped | None:

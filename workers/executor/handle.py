@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import orjson
 import structlog
@@ -44,6 +45,7 @@ from toolfleet.schemas.tools import ToolContext, ToolSpec
 from toolfleet.schemas.views import CallView
 from toolfleet.workers.backoff import backoff_s
 from toolfleet.workers.consumer import Done, Received, each
+from toolfleet.workers.executor import time_left
 from toolfleet.workers.executor.effects import Effects
 from toolfleet.workers.executor.gate import (
     PRESENT_GATES,
@@ -126,17 +128,21 @@ class Executor:
         """T6 for the whole batch in one reading, then each call by itself."""
         messages = [one for one in received if isinstance(one.message, ExecMessage)]
         ids = [CommandId(one.message.command_id) for one in messages if isinstance(one.message, ExecMessage)]
+        read_at = self._clock.monotonic_s()
         views = await self._store.peek_calls(ids)
         await self._point("exec.after_read")
-        todo = {id(one): view for one, view in zip(messages, views, strict=True) if _workable(view)}
+        todo = {
+            id(one): view
+            for one, view in zip(messages, views, strict=True)
+            if view is not None and _workable(view)
+        }
         ready = [one for one in messages if id(one) in todo]
         self.dropped += len(messages) - len(ready)
         if ready:
-            await each(ready, lambda one: self._one(one, todo[id(one)]), done)
+            await each(ready, lambda one: self._one(one, replace(todo[id(one)], read_at=read_at)), done)
 
-    async def _one(self, received: Received, view: CallView | None) -> None:
+    async def _one(self, received: Received, view: CallView) -> None:
         """A step whose next death would be its last runs beside no other such: what kills workers dies alone."""
-        assert view is not None
         last = self._last_chance if view.row.deaths >= DEATHS_MAX - 1 else nullcontext()
         async with last, self._tools.place(view.call.tool) as place:
             await self._placed(received, view, place)
@@ -187,7 +193,10 @@ class Executor:
             log.warning("facts_failed", run_id=view.run_id, tool=call.tool, error=facts.error_type)
             await self._stopped(view, call, token, Outcome(failed(call, spec, facts).result))
             return
-        asked = Asked(view, call, spec, arguments, context, place, self._store, self._approvals, facts)
+        timeout_s = partial(self._timeout_s, view, call)
+        asked = Asked(
+            view, call, spec, arguments, context, place, self._store, self._approvals, facts, timeout_s
+        )
         stopped = await pass_gates(asked, self._gates)
         if stopped is not None:
             await self._stopped(view, call, token, stopped)
@@ -239,7 +248,8 @@ class Executor:
         result = replace(verdict.result, queue_s=queue_s)
         if verdict.passing:
             delay = backoff_s(call.attempt, self._draw(), retry_after_s=verdict.retry_after_s)
-            event: Event = CallRetry(view.row.id, token, call.attempt, delay, verdict.died, result)
+            row_id, taken_at = view.row.id, None if token is not None else view.now_s
+            event: Event = CallRetry(row_id, token, call.attempt, delay, verdict.died, result, taken_at)
         elif token is None and len(result.content) + len(result.full or "") <= RESULT_BYTES_INLINE:
             event = CallFinished(view.row.id, token, call.attempt, result)
             if await self._send_inline(view, result):
@@ -251,16 +261,22 @@ class Executor:
 
     async def _try(self, asked: Asked) -> Verdict:
         view, call, spec = asked.view, asked.call, asked.spec
-        answer = await asked.place.run(asked.arguments, asked.context, timeout_s=spec.timeout_s)
+        timeout_s = asked.timeout_s(spec.timeout_s)
+        context = replace(asked.context, deadline_at=self._clock.now_s() + timeout_s)
+        answer = await asked.place.run(asked.arguments, context, timeout_s=timeout_s)
         await asked.ended(answer)
         if isinstance(answer, ToolFailed):
             log.info(
                 "tool_failed", run_id=view.run_id, call_id=call.call_id, tool=call.tool, kind=answer.kind
             )
-            return failed(call, spec, answer)
+            return failed(call, spec, answer, timeout_s)
         return returned(call, spec, answer)
 
+    def _timeout_s(self, view: CallView, call: CallState, declared_s: float) -> float:
+        return time_left.timeout_s(view, call, self._clock, declared_s)
+
     def _context(self, view: CallView, call: CallState, spec: ToolSpec | None) -> ToolContext:
+        declared_s = call.timeout_s if spec is None else spec.timeout_s
         return ToolContext(
             run_id=view.run_id,
             turn=view.turn,
@@ -270,7 +286,7 @@ class Executor:
             tenant=view.tenant,
             agent=view.agent,
             correlation_id=view.correlation_id,
-            deadline_at=self._clock.now_s() + (call.timeout_s if spec is None else spec.timeout_s),
+            deadline_at=self._clock.now_s() + self._timeout_s(view, call, declared_s),
             principal=view.principal,
             context=view.context,
         )
@@ -304,9 +320,9 @@ class Executor:
         return applied
 
 
-def _workable(view: CallView | None) -> bool:
+def _workable(view: CallView) -> bool:
     """R8, no row, no work; and nothing new is begun for a run that stops."""
-    if view is None or not view.call.open or view.row.token is not None or view.row.due_at > view.now_s:
+    if not view.call.open or view.row.token is not None or view.row.due_at > view.now_s:
         return False
     return view.run_status == RunStatus.WAITING or view.call.dispatched
 

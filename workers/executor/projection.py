@@ -78,8 +78,8 @@ def _edited(call: CallState) -> tuple[str, ...]:
     return (f"an approver changed the arguments; what ran: {call.tool}({call.arguments})",)
 
 
-def failed(call: CallState, spec: ToolSpec, answer: ToolFailed) -> Verdict:
-    """The outcome of an attempt that did not come back with a value.
+def failed(call: CallState, spec: ToolSpec, answer: ToolFailed, timeout_s: float | None = None) -> Verdict:
+    """The outcome of an attempt that did not come back with a value. `timeout_s`: what it had, if not what is declared.
 
     What a tool says itself (BusinessError, PermissionDenied) is final. Passing failures may be tried again, and every
     other exception is `failed`. Of an effect that has begun, see `effect_of`.
@@ -102,14 +102,16 @@ def failed(call: CallState, spec: ToolSpec, answer: ToolFailed) -> Verdict:
     )
     floor = _floor(fields)
     return Verdict(
-        _failed(call, spec.timeout_s, answer, passing, floor),
+        _failed(call, spec.timeout_s if timeout_s is None else timeout_s, answer, passing, floor),
         passing=passing,
         died=died,
         retry_after_s=floor,
     )
 
 
-def effect_of(call: CallState, spec: ToolSpec | None, answer: ToolAnswer) -> EffectEnded:
+def effect_of(
+    call: CallState, spec: ToolSpec | None, answer: ToolAnswer, timeout_s: float | None = None
+) -> EffectEnded:
     """T11: what is known of an effect after one attempt of it.
 
     A value means that it happened, also one that does not fit what the tool declares. What the tool says itself (BusinessError, PermissionDenied) means that it did not,
@@ -134,7 +136,8 @@ def effect_of(call: CallState, spec: ToolSpec | None, answer: ToolAnswer) -> Eff
             final = _invalid(call, answer)
     if final is not None:
         return EffectEnded(command_id, call.attempt, came, final, no_effect=no_effect)
-    failed_ = _failed(call, call.timeout_s, answer, True, _floor(fields))
+    had_s = call.timeout_s if timeout_s is None else timeout_s
+    failed_ = _failed(call, had_s, answer, True, _floor(fields))
     if answer.code in ("not_sent", "refused") or not answer.began:
         came = EffectState.REFUSED if answer.code == "refused" else EffectState.NOT_SENT
         delay_s = _floor(fields) or 0.0

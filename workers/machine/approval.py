@@ -12,6 +12,7 @@ from toolfleet.schemas.ids import call_command_id
 from toolfleet.schemas.outcomes import CallWaiting, Tier
 from toolfleet.schemas.records import AppendAudit, Step
 from toolfleet.schemas.run import CallState, RunState
+from toolfleet.workers.machine import deadline
 from toolfleet.workers.machine.draft import Draft, miss, stopping
 from toolfleet.workers.machine.present import before_it_begins
 
@@ -34,6 +35,7 @@ def requested(state: RunState, event: ApprovalRequested, now_s: float) -> Step:
         return miss(state, "asked already")
     asked = _question(call, event, now_s)
     draft = Draft(state, now_s)
+    draft.set_call(call.call_id, deadline_at=deadline.asked_again(call, now_s))
     if asked.standing is not None:
         draft.put(row.due(now_s))
         draft.set_call(call.call_id, approval=asked, waiting=CallWaiting.READY)

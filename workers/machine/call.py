@@ -14,7 +14,7 @@ from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, ReasonCode
 from toolfleet.schemas.records import AppendAudit, AppendDead, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
-from toolfleet.workers.machine import closing
+from toolfleet.workers.machine import closing, deadline
 from toolfleet.workers.machine.draft import Draft, miss, refusal_of, stopping
 
 _ANSWERABLE = frozenset({CallWaiting.AWAITING_CALLBACK, CallWaiting.AWAITING_CLIENT})
@@ -37,7 +37,7 @@ def leased(state: RunState, event: CallLeased, now_s: float) -> Step:
     if call.effect and stopping(state):
         return miss(state, "run is stopping")
     draft = Draft(state, now_s)
-    draft.set_call(call.call_id, waiting=CallWaiting.READY)
+    draft.set_call(call.call_id, waiting=CallWaiting.READY, deadline_at=deadline.taken(call, now_s))
     draft.put(row.leased(event.token, event.owner, now_s + event.lease_s, now_s))
     return draft.step()
 
@@ -56,7 +56,8 @@ def finished(state: RunState, event: CallFinished, now_s: float) -> Step:
 
 
 def retry(state: RunState, event: CallRetry, now_s: float) -> Step:
-    """T8: the call is due again after its delay; or this was its last attempt, or its third death."""
+    """T8: the call is due again after its delay; or this was its last attempt, or its third death, or its time would be
+    over by then."""
     row = state.command(event.command_id)
     call = of_attempt(state, row, event.attempt)
     if call is None or row is None or not row.is_exec:
@@ -65,12 +66,16 @@ def retry(state: RunState, event: CallRetry, now_s: float) -> Step:
         return miss(state, "lease lost")
     assert not call.effect, "a call with an effect is never retried before its outcome is known"
     draft = Draft(state, now_s)
+    taken_at = now_s if event.taken_at is None else min(event.taken_at, now_s)
+    call = draft.called(call.call_id, deadline_at=deadline.taken(call, taken_at))
     deaths = row.deaths + (1 if event.died else 0)
     row = replace(row, deaths=deaths)
     if event.died and deaths >= DEATHS_MAX:
         give_up(draft, row, call)
     elif event.attempt >= call.attempts_max:
         store(draft, row, call, event.result)
+    elif deadline.over(call, now_s + event.delay_s):
+        store(draft, row, call, deadline.cut_off(call, event.result))
     else:
         draft.put(row.due(now_s + event.delay_s))
         draft.set_call(call.call_id, attempt=call.attempt + 1, waiting=CallWaiting.RETRY_DUE)

@@ -33,6 +33,7 @@ CALL_TABLE: Final[dict[str, dict[str, Next]]] = {
             MISS,
         ),
         "CallDeferred": (
+            CLOSED,
             CallWaiting.RETRY_DUE,
             MISS,
         ),
@@ -98,6 +99,7 @@ CALL_TABLE: Final[dict[str, dict[str, Next]]] = {
             MISS,
         ),
         "CallDeferred": (
+            CLOSED,
             CallWaiting.RETRY_DUE,
             MISS,
         ),

@@ -67,6 +67,13 @@ class Draft:
             )
         )
 
+    def called(self, call_id: CallId, **fields: Any) -> CallState:
+        """The call with these fields changed."""
+        self.set_call(call_id, **fields)
+        changed = self.state.call(call_id)
+        assert changed is not None
+        return changed
+
     def add(self, record: Record) -> None:
         self.records.append(record)
 

@@ -6,7 +6,6 @@ An effect begins by taking its key and ends by what is known of it. What is not 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.effects import BEGUN, Audit, EffectState, Entry, Holder, arguments_hash
@@ -23,7 +22,7 @@ from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, ReasonCode
 from toolfleet.schemas.records import AppendAudit, ResolveEffect, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
-from toolfleet.workers.machine import stop
+from toolfleet.workers.machine import deadline, stop
 from toolfleet.workers.machine.approval import asks, granted
 from toolfleet.workers.machine.call import give_up, needs_human, store
 from toolfleet.workers.machine.draft import Draft, miss, refusal_of, stopping
@@ -53,6 +52,10 @@ def claimed(state: RunState, event: EffectClaimed, now_s: float) -> Step:
     if event.holder is not None and event.holder.call_id != call.call_id:
         _meet_holder(draft, row, call, event.key, event.holder)
         return draft.step()
+    call = draft.called(call.call_id, deadline_at=deadline.taken(call, now_s))
+    if deadline.over(call, now_s):
+        store(draft, row, call, deadline.timed_out(call))
+        return draft.step()
     approval_id = call.approval.id if asks(call) and call.approval is not None else None
     entry = Entry(event.key, EffectState.DISPATCHED, call.attempt, now_s + SEND_BY_S, approval_id=approval_id)
     draft.set_call(call.call_id, entry=entry, waiting=CallWaiting.READY, waits_key="")
@@ -67,7 +70,8 @@ def _meet_holder(draft: Draft, row: CommandRow, call: CallState, key: str, holde
     """The key is another call's: wait until that has come to something, then share it."""
     if holder.state in BEGUN:
         draft.put(row.due(draft.now_s + KEY_WAIT_S))
-        draft.set_call(call.call_id, waiting=CallWaiting.RETRY_DUE, waits_key=key)
+        # Its time stands still: "failed" would be a guess about an equal effect that is out.
+        draft.set_call(call.call_id, waiting=CallWaiting.RETRY_DUE, waits_key=key, deadline_at=None)
         draft.event(
             "call.deferred", call_id=call.call_id, turn=draft.state.turn, reason=ReasonCode.KEY_HELD.value
         )
@@ -139,6 +143,7 @@ def asked(state: RunState, event: ReconcileStarted, now_s: float) -> Step:
         draft.put(leased)
     elif call.idempotent:
         may = not stopping(state) and granted(call, arguments_hash(call.arguments), now_s)
+        may = may and not deadline.over(call, now_s)
         if not may or call.attempt >= call.attempts_max:
             _human(draft, row, call, entry, "it may not be asked for again")
             return draft.step()
@@ -228,7 +233,7 @@ def wake(draft: Draft, key: str) -> None:
 
 
 def _settle(draft: Draft, row: CommandRow, call: CallState, entry: Entry, result: CallResult) -> None:
-    store(draft, row, _with(draft, call, entry=entry), result)
+    store(draft, row, draft.called(call.call_id, entry=entry), result)
     wake(draft, entry.key)
 
 
@@ -269,14 +274,16 @@ def _no_answer(draft: Draft, row: CommandRow, call: CallState, entry: Entry) -> 
 def _again(
     draft: Draft, row: CommandRow, call: CallState, entry: Entry, delay_s: float, result: CallResult
 ) -> None:
-    """Nothing happened, so it may be tried again; unless the run stops or the attempts are used up."""
+    """Nothing happened, so it may be tried again; unless the run stops, or attempts or time are used up."""
     if stopping(draft.state):
         _settle(draft, row, call, entry, stop.stopped_result(draft.state, call))
     elif call.attempt >= call.attempts_max:
         _settle(draft, row, call, entry, result)
+    elif deadline.over(call, draft.now_s + delay_s):
+        _settle(draft, row, call, entry, deadline.cut_off(call, result))
     else:
         draft.put(row.due(draft.now_s + delay_s))
-        _with(draft, call, entry=entry, attempt=call.attempt + 1, waiting=CallWaiting.RETRY_DUE)
+        draft.set_call(call.call_id, entry=entry, attempt=call.attempt + 1, waiting=CallWaiting.RETRY_DUE)
         draft.event(
             "call.retry",
             call_id=call.call_id,
@@ -286,13 +293,6 @@ def _again(
             delay_s=round(delay_s, 3),
         )
         wake(draft, entry.key)
-
-
-def _with(draft: Draft, call: CallState, **fields: Any) -> CallState:
-    draft.set_call(call.call_id, **fields)
-    changed = draft.state.call(call.call_id)
-    assert changed is not None
-    return changed
 
 
 def _late(state: RunState, event: EffectEnded, now_s: float) -> Step:

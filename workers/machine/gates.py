@@ -176,6 +176,7 @@ def call_state(state: RunState, proposed: ProposedCall) -> CallState:
         idempotent=proposed.idempotent,
         attempts_max=proposed.attempts_max,
         timeout_s=proposed.timeout_s,
+        call_timeout_s=proposed.call_timeout_s,
         repaired=proposed.repaired,
         tell_on_denied=proposed.tell_on_denied,
         repeatable=proposed.repeatable,

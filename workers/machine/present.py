@@ -8,9 +8,10 @@ from toolfleet.schemas.commands import EXEC_QUEUES, CommandRow
 from toolfleet.schemas.effects import ApprovalStatus
 from toolfleet.schemas.events import CallDeferred, CallRefused, CallWoken, TierRaised
 from toolfleet.schemas.ids import LeaseToken
-from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, Tier
+from toolfleet.schemas.outcomes import CallOutcome, CallWaiting, ReasonCode, Tier
 from toolfleet.schemas.records import Step
 from toolfleet.schemas.run import CallState, RunState
+from toolfleet.workers.machine import deadline
 from toolfleet.workers.machine.call import of_attempt, store
 from toolfleet.workers.machine.draft import Draft, miss, refusal_of, withdrawn
 
@@ -53,6 +54,9 @@ def refused(state: RunState, event: CallRefused, now_s: float) -> Step:
         case CallOutcome.REJECTED:
             if asked is None or asked.status is not ApprovalStatus.REJECTED:
                 return miss(state, "nobody rejected it")
+        case CallOutcome.FAILED if event.result.reason == ReasonCode.CALL_TIMEOUT:
+            if not deadline.over(call, now_s):
+                return miss(state, "there is time left")
     current = draft.state.call(call.call_id)
     assert current is not None
     store(draft, row, current, event.result)
@@ -60,7 +64,7 @@ def refused(state: RunState, event: CallRefused, now_s: float) -> Step:
 
 
 def deferred(state: RunState, event: CallDeferred, now_s: float) -> Step:
-    """Not now: due later, without an attempt."""
+    """Not now: due later, without an attempt; unless its time would be over by then."""
     found = before_it_begins(state, event.command_id, event.token, now_s)
     if isinstance(found, str):
         return miss(state, found)
@@ -68,6 +72,11 @@ def deferred(state: RunState, event: CallDeferred, now_s: float) -> Step:
     if of_attempt(state, row, event.attempt) is None:
         return miss(state, "tried by somebody else")
     draft = Draft(state, now_s)
+    call = draft.called(call.call_id, deadline_at=deadline.taken(call, now_s))
+    if deadline.over(call, now_s + event.delay_s):
+        why = f"it waited for its turn: {event.reason}"
+        store(draft, row, call, deadline.timed_out(call, why, retry_after_s=round(event.delay_s, 1)))
+        return draft.step()
     draft.put(row.due(now_s + event.delay_s))
     draft.set_call(call.call_id, waiting=CallWaiting.RETRY_DUE)
     draft.event(
@@ -95,6 +104,7 @@ def raised(state: RunState, event: TierRaised, now_s: float) -> Step:
         tier=event.tier,
         terms=replace(call.terms, asks=event.asks),
         approval=withdrawn(call, now_s),
+        deadline_at=deadline.taken(call, now_s),
         waiting=CallWaiting.READY,
     )
     draft.event(
