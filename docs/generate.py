@@ -209,9 +209,10 @@ def ledger() -> str:
     ]
     totals = {
         "runs": [report["runs"] for report in reports],
-        "processes struck": [sum(report["strikes"].values()) for report in reports],
-        "faults met: by runs in flight at a strike, and by requests": [one["faults"] for one in reports],
-        "of these, what the provider did wrong": [sum(one["provider"].values()) for one in reports],
+        "faults": [report["faults"] for report in reports],
+        "of these, processes struck": [sum(report["strikes"].values()) for report in reports],
+        "of these, requests the provider treated badly": [sum(one["provider"].values()) for one in reports],
+        "times a run met one of them": [report["met"] for report in reports],
         "orders, some of them asked for by two runs": [report["orders"] for report in reports],
         "most acts of one order": [report["acts_per_order_max"] for report in reports],
     }
@@ -230,8 +231,8 @@ def ledger() -> str:
         "A run whose decision was in the hands of three workers when they were struck is `failed` (`worker_lost`), without a",
         "call.",
         "",
-        "A fault counts once for each run that met it: it was in flight when a process was struck (then the pair counts), or a",
-        "request of it was treated badly.",
+        "A process that is struck is one fault, however many runs were in flight then; they are counted as those that met it,",
+        "and in the pairs below.",
         "",
         f"| | {' | '.join(JUDGED)} |",
         f"| --- |{' ---: |' * len(JUDGED)}",

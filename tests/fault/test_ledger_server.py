@@ -27,7 +27,7 @@ from tests.fault.siege import (
 
 SEED = 20261130
 AROUND = (*(point for point in FAULTS if point.startswith("exec.")), SLEEP)
-STRIKES = (*FAULTS, *AROUND, "exec.after_lease", "exec.after_tool")
+STRIKES = (*FAULTS, *AROUND * 7)
 assert len(STRIKES) * len(BEHAVIOURS) >= RUNS_MIN
 
 
