@@ -45,6 +45,11 @@ def roles(services: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
+def fronts(services: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Those that run `toolfleet serve`."""
+    return {name: one for name, one in services.items() if one.get("command", []) == ["toolfleet", "serve"]}
+
+
 def seconds(duration: str) -> float:
     """Of a duration in whole minutes or seconds."""
     found = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", duration)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests import compose, servers
@@ -26,7 +27,7 @@ from toolfleet.commands.worker import RoleName, queues_of
 from toolfleet.roles import ALL_ROLES, KEEPER
 
 RUNS = 20
-READY_S = 90.0  # seven interpreters on two cores need a quarter of it
+READY_S = 90.0  # eight interpreters on two cores need a quarter of it
 DEMO_S = 90.0
 TICK_S = 0.1
 DEPLOY = compose.ROOT / "deploy"
@@ -44,16 +45,27 @@ class Running:
     log: Path
 
     @property
+    def serves(self) -> bool:
+        """The HTTP API, and not a role."""
+        return self.name == "serve"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def _port(self) -> int:
+        return int(self.environment["TOOLFLEET_HTTP_PORT" if self.serves else "TOOLFLEET_HEALTH_PORT"])
+
+    @property
     def grace_s(self) -> float:
         return compose.seconds(self.service["stop_grace_period"])
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and document; (0, {}) where nobody listens yet."""
-        connection = http.client.HTTPConnection(
-            "127.0.0.1", int(self.environment["TOOLFLEET_HEALTH_PORT"]), timeout=5
-        )
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
         try:
-            connection.request("GET", path)
+            connection.request("GET", f"/health{path}" if self.serves else path)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
         except OSError:
@@ -97,6 +109,9 @@ class Project:
         """Only what the file gives, and what the image would; nothing of the one who runs the tests."""
         own: dict[str, str] = self.services[name]["environment"]
         local = {"TOOLFLEET_HEALTH_HOST": "127.0.0.1", "TOOLFLEET_HEALTH_PORT": str(servers.free_port())}
+        if "TOOLFLEET_HTTP_PORT" in own:
+            local |= {"TOOLFLEET_HTTP_HOST": "127.0.0.1", "TOOLFLEET_HTTP_PORT": str(servers.free_port())}
+            local["TOOLFLEET_FILES"] = str(self.folder / "files")
         image = {
             "PATH": PATH,
             "HOME": str(self.folder),
@@ -162,7 +177,7 @@ def topology(made: Project) -> None:
     """Migrate, start every role, submit, look at their health, stop: as `docker compose up` and `down` do it."""
     migrated = made.run("migrate", timeout_s=DEMO_S)
     assert migrated.returncode == 0, migrated.stderr
-    for name in compose.roles(made.services):
+    for name in {**compose.roles(made.services), **compose.fronts(made.services)}:
         made.start(name)
     for one in made.running.values():
         one.wait_ready()
@@ -178,11 +193,45 @@ def topology(made: Project) -> None:
         assert (status, live["ok"]) == (200, True), live
         assert one.get("/ready")[0] == 200
         assert one.healthy(), f"{one.name}: the healthcheck of the file fails"
-        assert live["roles"] == [KEEPER] or live["settled"] > 0, f"{one.name} had nothing to do: {live}"
+        idle = one.serves or live["roles"] == [KEEPER]
+        assert idle or live["settled"] > 0, f"{one.name} had nothing to do: {live}"
+    batch_over_http(made)
     ended = made.stop()
     assert {name: code for name, (code, _) in ended.items()} == dict.fromkeys(ended, 0), {
         name: made.running[name].told() for name, (code, _) in ended.items() if code != 0
     }
+
+
+def batch_over_http(made: Project) -> None:
+    """A key is made where the API runs, a file is handed in, and its batch is carried by the roles."""
+    (serve,) = compose.fronts(made.services)
+    one = made.running[serve]
+    created = subprocess.run(
+        ["toolfleet", "keys", "create", "nightly"],
+        env=one.environment,
+        cwd=DEPLOY,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=DEMO_S,
+    )
+    headers = {"Authorization": f"Bearer {created.stdout.strip()}"}
+    rows = "".join(f'{{"custom_id": "{n}", "input": "cancel order {n}"}}\n' for n in range(5))
+    file = httpx2.post(
+        f"{one.url}/api/v1/files", files={"file": ("in", rows.encode())}, headers=headers, timeout=DEMO_S
+    )
+    assert file.status_code == 201, file.text
+    body = {"input_file_id": file.json()["id"], "format": "jsonl", "agent": "orders"}
+    batch = httpx2.post(f"{one.url}/api/v1/batches", json=body, headers=headers, timeout=DEMO_S)
+    assert batch.status_code == 201, batch.text
+    url = f"{one.url}/api/v1/batches/{batch.json()['id']}"
+    deadline = time.monotonic() + DEMO_S
+    while not (seen := httpx2.get(url, headers=headers, timeout=DEMO_S).json())["ended"]:
+        assert time.monotonic() < deadline, seen
+        time.sleep(TICK_S)  # between two looks at what other processes do
+    answers = httpx2.get(f"{url}/output", headers=headers, timeout=DEMO_S).text.splitlines()
+    assert [json.loads(line)["custom_id"] for line in answers] == [str(n) for n in range(5)], seen
+    assert (made.folder / "files" / file.json()["id"]).read_text() == rows
 
 
 def test_together_the_roles_of_the_file_serve_every_queue() -> None:

@@ -35,6 +35,7 @@ OPERATIONS = compose.ROOT / "docs" / "operations.md"
 ENV_EXAMPLE = (DEPLOY / "env.example").read_text()
 SERVICES = compose.load(compose.REQUIRED)
 ROLES = compose.roles(SERVICES)
+FRONTS = compose.fronts(SERVICES)
 SERVERS = ("postgres", "redis", "rabbitmq")
 RESERVE_S = 10.0  # between the end of a drain with everything closed, and kill -9
 OURS = {
@@ -118,7 +119,7 @@ def test_every_kind_of_work_has_a_service_of_its_own() -> None:
     }
 
 
-@pytest.mark.parametrize("name", sorted({*ROLES, "migrate"}))
+@pytest.mark.parametrize("name", sorted({*ROLES, *FRONTS, "migrate"}))
 def test_the_command_is_one_of_the_program(name: str) -> None:
     program, *words = SERVICES[name]["command"]
 
@@ -126,22 +127,22 @@ def test_the_command_is_one_of_the_program(name: str) -> None:
     parse(words)
 
 
-@pytest.mark.parametrize("name", sorted(ROLES))
+@pytest.mark.parametrize("name", sorted({*ROLES, *FRONTS}))
 def test_a_role_is_given_time_to_drain(name: str) -> None:
-    drain_s = float(ROLES[name]["environment"]["TOOLFLEET_DRAIN_S"])
+    drain_s = float(SERVICES[name]["environment"]["TOOLFLEET_DRAIN_S"])
 
-    assert compose.seconds(ROLES[name]["stop_grace_period"]) >= drain_s + COLD_S + RESERVE_S
+    assert compose.seconds(SERVICES[name]["stop_grace_period"]) >= drain_s + COLD_S + RESERVE_S
 
 
-@pytest.mark.parametrize("name", sorted(ROLES))
+@pytest.mark.parametrize("name", sorted({*ROLES, *FRONTS}))
 def test_a_role_waits_for_the_migration_and_is_started_again(name: str) -> None:
-    assert ROLES[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
-    assert ROLES[name]["restart"] == "unless-stopped"
+    assert SERVICES[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
+    assert SERVICES[name]["restart"] == "unless-stopped"
     assert SERVICES["migrate"]["restart"] == "no"
     assert SERVICES["migrate"]["command"] == ["toolfleet", "db", "upgrade"]
 
 
-@pytest.mark.parametrize("name", sorted({*ROLES, *SERVERS}))
+@pytest.mark.parametrize("name", sorted({*ROLES, *FRONTS, *SERVERS}))
 def test_a_service_has_a_healthcheck(name: str) -> None:
     check = SERVICES[name]["healthcheck"]
 
@@ -157,9 +158,22 @@ def test_a_service_can_do_little_harm(name: str) -> None:
     assert one["read_only"] is True
     assert one["cap_drop"] == ["ALL"]
     assert one["security_opt"] == ["no-new-privileges:true"]
-    assert "ports" not in one, "no port of a server or worker is open to the world"
+    if name in FRONTS:
+        assert one["ports"] == ["127.0.0.1:8080:8080"], "of this machine alone, until somebody says otherwise"
+    else:
+        assert "ports" not in one, "no port of a server or worker is open to the world"
     assert "privileged" not in one and "container_name" not in one
     assert one["image"].startswith("toolfleet-app:") or one["user"] == "999:999"
+
+
+def test_files_that_are_handed_in_are_on_a_volume_that_the_user_of_the_image_may_write() -> None:
+    (serve,) = FRONTS.values()
+    folder = serve["environment"]["TOOLFLEET_FILES"]
+
+    assert serve["volumes"] == [f"files:{folder}"]
+    assert "files" in yaml.safe_load(compose.FILE.read_text())["volumes"]
+    assert f"install -d -o 10001 -g 10001 -m 0700 {folder}" in _stages()["toolfleet"]
+    assert [name for name, one in SERVICES.items() if "TOOLFLEET_FILES" in one["environment"]] == list(FRONTS)
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -295,10 +309,11 @@ def test_the_image_and_the_compose_file_ask_for_health_alike() -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
-def test_the_healthcheck_believes_the_worker(status: int, code: int) -> None:
-    _, _, *words = ROLES["keep"]["healthcheck"]["test"]
+@pytest.mark.parametrize(("name", "variable"), [("keep", "HEALTH"), ("serve", "HTTP")])
+def test_the_healthcheck_believes_the_process(name: str, variable: str, status: int, code: int) -> None:
+    _, _, *words = SERVICES[name]["healthcheck"]["test"]
     with _answering(status) as port:
-        environment = {"TOOLFLEET_HEALTH_PORT": str(port), "http_proxy": "http://127.0.0.1:9"}
+        environment = {f"TOOLFLEET_{variable}_PORT": str(port), "http_proxy": "http://127.0.0.1:9"}
         done = _run([sys.executable, *words], environment)
 
     assert done.returncode == code, done.stderr
