@@ -10,7 +10,7 @@ PURGED_MAX: Final = 100  # runs of one transaction: what is at work does not wai
 
 @dataclass(frozen=True, slots=True)
 class PurgeScope:
-    """Runs and batches that ended before `before` (seconds since the epoch), of one tenant or of all; or one run."""
+    """Runs and batches that ended, and files that were handed in, before `before` (seconds since the epoch), of one tenant or of all; or one run."""
 
     before: float
     tenant: str | None = None
@@ -20,18 +20,25 @@ class PurgeScope:
 @dataclass(frozen=True, slots=True)
 class Purged:
     """`runs` are gone; `emptied` keep their row, without what anybody said, because an effect of theirs happened and
-    holds its key; `batches` are gone with their lines."""
+    holds its key; `batches` are gone with their lines; `files` have no row any more, and their bytes go with the next sweep
+    of the HTTP API."""
 
     runs: int = 0
     emptied: int = 0
     batches: int = 0
+    files: int = 0
 
     def plus(self, other: Purged) -> Purged:
-        return Purged(self.runs + other.runs, self.emptied + other.emptied, self.batches + other.batches)
+        return Purged(
+            self.runs + other.runs,
+            self.emptied + other.emptied,
+            self.batches + other.batches,
+            self.files + other.files,
+        )
 
     @property
     def any(self) -> bool:
-        return bool(self.runs or self.emptied or self.batches)
+        return bool(self.runs or self.emptied or self.batches or self.files)
 
 
 class Retention(Protocol):

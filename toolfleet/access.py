@@ -62,10 +62,16 @@ class Access:
         valid_s: float | None = None,
         prefix: str = TOKEN_PREFIX,
     ) -> NewKey:
-        """A new key; `valid_s` None: until it is revoked. `tools` and `tiers` count for the scope `approve` only.
+        """A new key; `valid_s` None: until it is revoked. `tools` and `tiers` count for the scope `approve` only; so do
+        `grants`: permissions that runs lack, and that it may grant for one call.
 
         Raises InputError naming what cannot be."""
         approves = Scope.APPROVE in scopes
+        if grants and not approves:
+            raise InputError(
+                f"a key without the scope 'approve' cannot grant {', '.join(grants)}",
+                hint="Give it --scope approve as well; --permission is what its own runs may do.",
+            )
         key = Key(
             id=ID_PREFIXES[prefix] + secrets.token_hex(8),
             name=_named("a key", name),

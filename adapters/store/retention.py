@@ -1,4 +1,5 @@
-"""Forgets runs and batches that ended long ago, a bounded transaction at a time, and says what it would forget.
+"""Forgets runs and batches that ended, and files that were handed in, long ago, a bounded transaction at a time, and says
+what it would forget.
 
 A run stays while somebody may still need it: it has not ended, a later run of its conversation is there, or an effect of
 it waits for a human. Where an effect happened, its row in the ledger holds the key, so that nobody does it again: the run
@@ -17,6 +18,7 @@ from sqlalchemy import Connection, Select, bindparam, delete, exists, func, or_,
 from toolfleet.adapters.store import batch_rows
 from toolfleet.adapters.store.batch_tables import batches
 from toolfleet.adapters.store.dialect import members
+from toolfleet.adapters.store.file_rows import files
 from toolfleet.adapters.store.sql_batches import Runs
 from toolfleet.adapters.store.tables import (
     approvals,
@@ -76,19 +78,27 @@ def _ended_batches(scope: PurgeScope) -> Select[Any]:
     return statement
 
 
+def _old_files(scope: PurgeScope) -> Select[Any]:
+    statement = select(files.c.id).where(files.c.created_at <= scope.before)
+    if scope.tenant is not None:
+        statement = statement.where(files.c.tenant == scope.tenant)
+    return statement
+
+
 def purgeable(connection: Connection, scope: PurgeScope) -> Purged:
     found = _ended(scope).subquery()
     counted = select(func.count(), func.count().filter(found.c.holds)).select_from(found)
     total, holding = connection.execute(counted).one()
-    of_batches = 0
+    of_batches = of_files = 0
     if scope.run_id is None:
-        ended = _ended_batches(scope).subquery()
+        ended, old = _ended_batches(scope).subquery(), _old_files(scope).subquery()
         of_batches = connection.execute(select(func.count()).select_from(ended)).scalar_one()
-    return Purged(int(total) - int(holding), int(holding), int(of_batches))
+        of_files = connection.execute(select(func.count()).select_from(old)).scalar_one()
+    return Purged(int(total) - int(holding), int(holding), int(of_batches), int(of_files))
 
 
 def purge_some(connection: Connection, scope: PurgeScope) -> Purged:
-    """Runs first, then batches: one of them at a time, its lines before itself."""
+    """Runs first, then files and batches: one batch at a time, its lines before itself."""
     some = _ended(scope).order_by(runs.c.finished_at, runs.c.id).limit(PURGED_MAX)
     found = connection.execute(some.with_for_update(of=runs, skip_locked=True)).all()
     if found:
@@ -103,7 +113,9 @@ def purge_some(connection: Connection, scope: PurgeScope) -> Purged:
         return Purged()
     if scope.tenant is not None:
         connection.execute(delete(cached_results).where(cached_results.c.tenant == scope.tenant))
-    return Purged(batches=_forget_batch(connection, scope))
+    some_files = _old_files(scope).limit(PURGED_MAX)
+    gone_files = connection.execute(delete(files).where(files.c.id.in_(some_files))).rowcount
+    return Purged(batches=_forget_batch(connection, scope), files=int(gone_files))
 
 
 def _of(table: Any) -> Any:

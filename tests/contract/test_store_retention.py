@@ -19,6 +19,7 @@ from toolfleet.adapters.store.sql_store import SqlStore
 from toolfleet.schemas.batches import NewBatch, NewItem
 from toolfleet.schemas.effects import EffectState, arguments_hash
 from toolfleet.schemas.events import CallsSettled, CancelRequested, EffectClaimed, EffectEnded
+from toolfleet.schemas.files import StoredFile
 from toolfleet.schemas.ids import CommandId, RunId, new_token
 from toolfleet.schemas.retention import Purged, PurgeScope
 
@@ -107,6 +108,27 @@ def test_an_effect_that_happened_keeps_its_key_and_loses_what_was_said(
         assert found is not None and not any(one.dispatched for one in found.state.calls), (
             "it is not done again"
         )
+
+    play(story, open_bench, tmp_path)
+
+
+def test_files_of_a_tenant_go_with_their_age(open_bench: OpenBench, tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        files = bench.store.files
+        assert files is not None
+        for tenant in ("acme", "other"):
+            for age in ("old", "new"):
+                file = StoredFile(f"file_{tenant}_{age}", tenant, "a", "batch", 5, "", "")
+                await files.add(file, keep_s=90 * DAY_S, tenant_bytes_max=100)
+                bench.clock.advance(DAY_S)
+
+        total = await purged(bench, PurgeScope(bench.clock.now - 1.5 * DAY_S, tenant="acme"))
+        rest = await purged(bench, PurgeScope(bench.clock.now - 1.5 * DAY_S, run_id=RunId("run_1")))
+
+        assert (total, rest) == (Purged(files=2), Purged())
+        left = {one.file_id for one in await files.files(limit=9)}
+        assert left == {"file_other_old", "file_other_new"}
+        assert await files.kept_bytes("acme") == 0
 
     play(story, open_bench, tmp_path)
 

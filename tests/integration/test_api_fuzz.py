@@ -109,7 +109,7 @@ def _fuzz(up: Up, *, examples: int, phases: str, limit_s: float) -> None:
         *(str(Path(sys.executable).parent / "schemathesis"), "run", f"{up.url}/api/v1/openapi.json"),
         *("--checks", ",".join(CHECKS), "--phases", phases, "--max-examples", str(examples)),
         *("--header", f"Authorization: Bearer {up.token}", "--request-timeout", "90", "--no-color"),
-        *("--suppress-health-check", "all"),
+        *("--suppress-health-check", "all", "--wait-for-schema", "60"),
     ]
     done = subprocess.run(
         command, cwd=up.folder, capture_output=True, text=True, timeout=limit_s, check=False

@@ -828,6 +828,25 @@ def test_keys_are_made_rotated_and_revoked_and_no_token_is_shown_twice(used: Fol
     ]
 
 
+def test_a_key_that_approves_says_what_it_may_grant(toolfleet: Folder) -> None:
+    assert toolfleet.here("db", "upgrade").code == 0
+    made = toolfleet.here(
+        *("keys", "create", "boss", "--scope", "approve", "--tool", "refund", "--tier", "high"),
+        *("--grant", "refunds:write", "--grant", "notes:write", "--json"),
+    ).document
+    renewed = toolfleet.here("keys", "rotate", made["id"], "--json").document
+
+    for one in (made, renewed, *toolfleet.here("keys", "ls", "--json").document["keys"]):
+        assert (one["grants"], one["tools"], one["tiers"], one["permissions"]) == (
+            ["refunds:write", "notes:write"],
+            ["refund"],
+            ["high"],
+            [],
+        )
+    refused = toolfleet.here("keys", "create", "svc", "--grant", "refunds:write")
+    assert refused.code == 2 and "without the scope 'approve' cannot grant refunds:write" in refused.err
+
+
 def test_a_key_or_a_quota_that_cannot_be_is_an_error_with_what_to_do(used: Folder) -> None:
     for arguments, said in (
         (("keys", "create", "svc", "--scope", "root"), "Scopes: submit, read, approve, admin"),

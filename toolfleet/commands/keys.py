@@ -83,6 +83,10 @@ def create(
         list[str] | None,
         typer.Option("--permission", help="What its runs may do, as tools name it; repeatable."),
     ] = None,
+    grant: Annotated[
+        list[str] | None,
+        typer.Option("--grant", help="With approve: a permission it may grant for one call; repeatable."),
+    ] = None,
     expires: Expires = None,
     app: options.App = None,
     database: options.Database = None,
@@ -100,6 +104,7 @@ def create(
             tools=tool or ("*",),
             tiers=tier or ("*",),
             permissions=permission or (),
+            grants=grant or (),
             valid_s=None if expires is None else seconds(expires, "--expires"),
         ),
     )
@@ -226,6 +231,7 @@ def key_shape(one: Key) -> dict[str, Any]:
         "tools": list(one.tools),
         "tiers": list(one.tiers),
         "permissions": list(one.permissions),
+        "grants": list(one.grants),
         "state": one.state,
         "created_at": iso(one.created_at),
         "expires_at": iso(one.expires_at),

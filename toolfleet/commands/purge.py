@@ -1,4 +1,4 @@
-"""`toolfleet purge`: forget runs and batches that ended long ago, or one run. Needs the database only."""
+"""`toolfleet purge`: forget what ended or was handed in long ago, or one run. Needs the database only."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from toolfleet.schemas.retention import Purged
     from toolfleet.settings import Settings
 
+COUNTED: Final = ("runs", "emptied", "batches", "files")
 UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 OlderThan = Annotated[
@@ -39,7 +40,7 @@ def purge(
     database: options.Database = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Forget runs and batches that have ended. The audit stays, and so does what the ledger knows of effects that happened."""
+    """Forget runs and batches that have ended, and files that were handed in. The audit stays, and so does what the ledger knows of effects that happened."""
     age_s = _age_s(older_than, run)
     settings = locate(app, database).settings
     if not dry_run and not yes:
@@ -48,13 +49,12 @@ def purge(
         raise InputError("a purge cannot be taken back", hint="Look first: --dry-run; then say --yes.")
     found = asyncio.run(_purged(settings, age_s, tenant, run, dry_run=dry_run))
     if as_json:
-        print_json(
-            {"dry_run": dry_run, "runs": found.runs, "emptied": found.emptied, "batches": found.batches}
-        )
+        print_json({"dry_run": dry_run, **{name: getattr(found, name) for name in COUNTED}})
         return
     would = "would be forgotten" if dry_run else "were forgotten"
     print_text(
-        f"{found.runs} runs and {found.batches} batches {would}; {found.emptied} runs keep their ledger"
+        f"{found.runs} runs, {found.batches} batches and {found.files} files {would}; "
+        f"{found.emptied} runs keep their ledger"
     )
 
 
@@ -100,7 +100,7 @@ async def _purged(
         total = Purged()
         while (some := await store.retention.purge_some(scope)).any:
             total = total.plus(some)
-        said = f"{total.runs} runs, {total.emptied} emptied, {total.batches} batches"
+        said = f"{total.runs} runs, {total.emptied} emptied, {total.batches} batches, {total.files} files"
         what = run or f"ended {age_s:g} s ago or earlier"
         await store.add_audit(Audit("purge", True, f"{what}: {said}", "cli", tenant or ""))
         note("the audit has a row of it")
