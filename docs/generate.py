@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 from toolfleet.adapters.llm.profiles import PROFILES, Profile
 from toolfleet.adapters.llm.strict.profiles import NEWEST, StrictProfile, strict_profile
@@ -421,12 +422,47 @@ def guarantees() -> str:
     return head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
 
 
+NOT_MEASURED = "No measurement is kept yet: `make local-llm` writes one."
+
+
+def _local_llm(found: Mapping[str, Any]) -> list[str]:
+    columns = ("runs", "model_calls", "calls_asked", "calls_run", "corrections", "replies_against_the_policy")
+    head = (
+        f"{found['model']}: {found['model_calls']} model calls, {found['input_tokens']} input tokens, of which "
+        f"{found['cached_tokens']} cached, in {found['seconds']:.0f} s."
+    )
+    titles = (
+        *("policy", "runs", "model calls", "calls asked for", "of them run", "refused, and why"),
+        *("replies sent back", "replies against the policy", "got through"),
+    )
+    lines = [head, "", f"| {' | '.join(titles)} |", "|---|---:|---:|---:|---:|---|---:|---:|---:|"]
+    for name, one in found["policies"].items():
+        cells = [str(one[column]) for column in columns]
+        cells.insert(
+            4, ", ".join(f"{count} `{why}`" for why, count in one["calls_refused"].items()) or "none"
+        )
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {len(one['broken'])} |")
+    return lines
+
+
+def control() -> str:
+    """docs/control.md with what a real small model did, from docs/local_llm.json, which `make local-llm` writes."""
+    path = DOCS / "local_llm.json"
+    lines = _local_llm(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else [NOT_MEASURED]
+    page = (DOCS / "control.md").read_text(encoding="utf-8")
+    begin, end = "<!-- generated: local_llm -->\n", "<!-- /generated -->"
+    assert page.count(begin) == page.count(end) == 1, f"docs/control.md needs {begin} and {end} once"
+    head, _, rest = page.partition(begin)
+    return head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+
+
 def openapi() -> str:
     """The document of the HTTP API, as every replica serves it."""
     return json.dumps(document(make_routes(None)), indent=1, ensure_ascii=False) + "\n"
 
 
 PAGES = {
+    "control.md": control,
     "guarantees.md": guarantees,
     "pace.md": pace,
     "state_machine.md": state_machine,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-CONTEXT_TOKENS = 16_384  # of all slots together
-SLOTS = 2  # replies at a time: as many as the machine has cores to spare for
+CONTEXT_TOKENS = 8_192
+SLOTS = 1  # replies at a time: what all prompts begin with is read once, and kept
 THREADS = 2
 
 
