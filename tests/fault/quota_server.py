@@ -1,7 +1,7 @@
 """A model server that enforces requests and tokens in every window of a period, as a process of its own.
 
 `python -m tests.fault.quota_server REQUESTS TOKENS PERIOD_S ANSWER_S` prints its port. POST /v1/chat/completions uses the
-tokens its first message names; GET /counts says what it let through and what it refused.
+tokens its last message names; GET /counts says what it let through and what it refused; POST /forget begins anew.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ class Enforced:
     def __init__(self, requests: int, tokens: int, period_s: float, answer_s: float) -> None:
         self.requests, self.tokens = requests, tokens
         self.period_s, self.answer_s = period_s, answer_s
+        self.anew()
+
+    def anew(self) -> None:
         self.window: deque[tuple[float, int]] = deque()
         self.used = 0
         self.let: list[tuple[float, int]] = []
@@ -77,11 +80,16 @@ class Enforced:
             {"let": [(at - first, tokens) for at, tokens in self.let], "refused": self.refused}
         )
 
+    async def forget(self, request: web.Request) -> web.Response:
+        self.anew()
+        return web.json_response({})
+
 
 async def serve(enforced: Enforced) -> None:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", enforced.complete)
     app.router.add_get("/counts", enforced.counts)
+    app.router.add_post("/forget", enforced.forget)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -44,8 +44,9 @@ SHORT = Case(150, 1_000_000, 6.0, 13.0, 0.80, 0.02, 2.0)  # a busy machine has i
 
 
 @contextmanager
-def model_server(case: Case) -> Iterator[str]:
-    numbers = (case.requests, case.tokens, case.period_s, ANSWER_S)
+def model_server(requests: int, tokens: int, period_s: float, answer_s: float = ANSWER_S) -> Iterator[str]:
+    """Its address."""
+    numbers = (requests, tokens, period_s, answer_s)
     command = [sys.executable, "-m", "tests.fault.quota_server", *map(str, numbers)]
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -57,7 +58,7 @@ def model_server(case: Case) -> Iterator[str]:
 
 def measured(case: Case, redis: servers.Server, *, floods: int) -> tuple[dict[str, Any], list[float]]:
     """What the server counted, and how long interactive calls took."""
-    with model_server(case) as address:
+    with model_server(case.requests, case.tokens, case.period_s) as address:
         told = {
             "redis": servers.redis_url(redis),
             "prefix": next(_prefixes),
