@@ -57,9 +57,10 @@ test: setup ## every test that is not in the opt-in long suite (pytest -m slow);
 corpus: setup ## every recorded case (TOOLFLEET_CASES=folder: other ones); prints and writes corpus.json
 	$(BIN)/python -m tests.corpus.run --out corpus.json
 
-chaos: setup ## every fault on every stack, with real servers and kill -9; writes docs/faults.md (about an hour)
+chaos: setup ## every fault on every stack, with real servers and kill -9; writes docs/faults.md (about two hours)
 	@mkdir -p build && rm -f build/faults.jsonl
-	FAULT_RESULTS=build/faults.jsonl LEDGER_RESULTS=docs/ledger TOOLFLEET_REQUIRE=redis,postgresql,rabbitmq $(BIN)/python -m pytest \
+	FAULT_RESULTS=build/faults.jsonl LEDGER_RESULTS=docs/ledger BATCH_RESULTS=docs/batches \
+	  TOOLFLEET_REQUIRE=redis,postgresql,rabbitmq $(BIN)/python -m pytest \
 	  -m "slow or not slow" -p no:randomly tests/fault $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python docs/generate.py --faults build/faults.jsonl && exit $$status
 
