@@ -1,7 +1,8 @@
 """Nights of a fleet of real processes: a small batch nobody disturbs, then a large one whose processes are killed.
 
 All that is done is done by the commands a user has: `up`, `batch submit`, `watch`, `status`, `download`; the batch of the
-other tenant comes and goes through Python. Some lines ask for an act in the world outside; its ledger is the judge of what happened, and the two answer files are of what was said.
+other tenant comes and goes through Python. Some lines ask for an act in the world outside; its ledger is the judge of
+what happened, and the two answer files are of what was said.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.fault.big_batch_app import AGENT
+from tests.fault.big_batch_rules import LARGE, SMALL, Sizes
 from tests.fault.memory_peaks import CHILD, Peaks
 from tests.fault.stack import ROOT, Process, Stack, wait_until
 from toolfleet.batching.front import Kind
 
 APP: Final = "tests.fault.big_batch_app:fleet"
-STACKS: Final = ("streams", "embedded")  # one on each database
 UP: Final = "up"
 WATCH: Final = "batch watch"
 STATUS: Final = "batch status"
@@ -42,33 +43,8 @@ PATIENCE_S: Final = 600.0  # without any progress
 QUARTER: Final = 0.25
 EARLY: Final = (0.02, 0.2)  # the part of a large batch in which processes are killed
 LATE: Final = (0.97, 0.99)
-SMALL, LARGE = "small", "large"  # the phases
+GATE: Final = "gate"  # while this file is there, the last lines of the large batch are not answered
 KINDS: Final[tuple[Kind, ...]] = ("output", "errors")
-# What is asked of a whole night.
-GROWTH_MAX: Final = 1.2  # memory of any process at ten times the lines
-KILLS_MIN: Final = 20
-SHARE_MIN: Final = (
-    0.45  # of the places that were given while two tenants wanted some; it comes later and holds none
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Lines of the three batches (no small one: 0), and kills of processes: early in the large batch, and near its end.
-    `looks` at the whole state, over a batch; `cuts`: a submitting and a downloading command are killed as well; a decision
-    takes the model `model_s`. `left_min`: share of the large batch that is still to be done when the other one has ended."""
-
-    small: int
-    large: int
-    other: int
-    early: int
-    late: int
-    in_flight_max: int
-    lease_s: float
-    looks: int = 10
-    cuts: bool = True
-    model_s: float = 0.0
-    left_min: float = 0.5
 
 
 @dataclass(slots=True)
@@ -162,6 +138,7 @@ class Night:
     sizes: Sizes
     rng: random.Random
     peaks: Peaks
+    _other: Batch
     kills: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     outstanding_max: int = 0
@@ -170,11 +147,9 @@ class Night:
         0,
         0,
     )  # lines that had ended at the last early kill, and at the first late one
-    left_when_other_ended: int = 0
     _plan: list[tuple[int, str]] = field(default_factory=list)
     _struck_at: int = -1
     _up: Process | None = None
-    _other: Batch | None = None
     _number: int = 0
 
     # -- processes ----------------------------------------------------------------------------------------------------
@@ -241,13 +216,13 @@ class Night:
             self.kills[role] += 1
         self.reaped(command, good=(0, -signal.SIGKILL))
 
-    def _strike(self, wanted: str) -> None:
-        """kill -9 of one process of that role, or of another one where there is none; `up` is started again by us."""
+    def _strike(self, wanted: str) -> bool:
+        """Whether there was anybody to strike: kill -9 of one process of that role, or of another one where there is none; `up` is started again by us."""
         live = self.peaks.live()
         roles = [wanted, *self.rng.sample(FLEETS[self.stack.kind], len(FLEETS[self.stack.kind]))]
         role = next((one for one in roles if live.get(one)), None)
         if role is None:
-            return  # all of it is starting again
+            return False  # all of it is starting again
         os.kill(self.rng.choice(live[role]), signal.SIGKILL)
         self.kills[role] += 1
         if role == UP:
@@ -255,6 +230,7 @@ class Night:
             assert self._up.ended() == -signal.SIGKILL, self._up.tail()
             self.peaks.leave(self._up.pid)
             self._start_up()
+        return True
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
@@ -330,7 +306,6 @@ class Night:
 
     def planned(self, batch: Batch) -> None:
         """Who is killed, and how many lines have ended then: each role about as often, in an order of this seed."""
-        self._plan = []
         for (first, last), count in ((EARLY, self.sizes.early), (LATE, self.sizes.late)):
             roles = list(FLEETS[self.stack.kind]) * count
             chosen = roles[:count]
@@ -342,26 +317,23 @@ class Night:
         """What happens to the large batch at this moment of it."""
         (outstanding,) = self.stack.query("SELECT count(*) FROM commands")[0]
         self.outstanding_max = max(self.outstanding_max, int(outstanding))
-        if self._plan and batch.ended >= self._plan[0][0] and batch.ended > self._struck_at:
+        gate = self.stack.folder / GATE
+        if (
+            self._plan
+            and batch.ended >= self._plan[0][0]
+            and (batch.ended > self._struck_at or gate.exists())
+        ):
             late = len(self._plan) <= self.sizes.late
-            if late and not self.undisturbed[1]:
-                self.undisturbed = (self.undisturbed[0], batch.ended)
-            elif not late:
-                self.undisturbed = (batch.ended, 0)
-            self._strike(self._plan.pop(0)[1])
-            self._struck_at = batch.ended
-        other = self._other
-        if other is None or batch.ended < QUARTER * batch.lines:
-            return
-        if not other.batch_id:
-            submitted = self.stack.fleet().batches.submit(other.path, tenant=other.tenant)
-            other.batch_id = submitted.batch_id
-        elif not self.left_when_other_ended and self._has_ended(other):
-            self.left_when_other_ended = batch.lines - batch.ended
-
-    def _has_ended(self, batch: Batch) -> bool:
-        asked = "SELECT count(*) FROM batches WHERE id = :batch_id AND ended_at IS NOT NULL"
-        return bool(self.stack.query(asked, batch_id=batch.batch_id)[0][0])
+            if self._strike(self._plan[0][1]):
+                first = self.undisturbed[1] or batch.ended
+                self.undisturbed = (self.undisturbed[0], first) if late else (batch.ended, 0)
+                self._struck_at = batch.ended
+                del self._plan[0]
+        if not self._other.batch_id and batch.ended >= QUARTER * batch.lines:
+            submitted = self.stack.fleet().batches.submit(self._other.path, tenant=self._other.tenant)
+            self._other.batch_id = submitted.batch_id
+        if self._other.batch_id and len(self._plan) <= self.sizes.late:
+            gate.unlink(missing_ok=True)
 
     def download(self, batch: Batch, kind: str, *, killed: bool = False) -> Path:
         """The file, written by a process of its own; `killed`: one before it dies on the way and leaves no such file."""
@@ -388,13 +360,15 @@ def night(stack: Stack, sizes: Sizes, seed: int) -> dict[str, Any]:
         "TOOLFLEET_LOG_LEVEL": "warning",
         "TOOLFLEET_UNPRICED": "ok",
         "BATCH_MODEL_S": str(sizes.model_s),
+        "BATCH_GATE": str(stack.folder / GATE),
+        "BATCH_GATE_FROM": _line_name(LARGE, int(sizes.gate_from * sizes.large)),
     }
     rng = random.Random(seed)
     small = drawn(stack.folder, SMALL, "acme", sizes.small, rng)
     large = drawn(stack.folder, LARGE, "acme", sizes.large, rng)
     other = drawn(stack.folder, "other", "globex", sizes.other, rng)
     with Peaks(_servers(stack)) as peaks:
-        played = Night(stack, sizes, rng, peaks, _other=other)
+        played = Night(stack, sizes, rng, peaks, other)
         said: Counter[str] = Counter()
         if sizes.small:
             played.begin(SMALL)
@@ -403,6 +377,8 @@ def night(stack: Stack, sizes: Sizes, seed: int) -> dict[str, Any]:
             said += judged(played, small)
             played.end()
 
+        if sizes.gate_from < 1.0:
+            (stack.folder / GATE).touch()
         played.begin(LARGE)
         played.planned(large)
         played.submit(large, killed=sizes.cuts)
@@ -503,7 +479,7 @@ def _report(
         "outcomes": {str(outcome): int(count) for outcome, count in sorted(outcomes.items())},
         "peak_pss_mb": _by_name(night.peaks.mb),
         "servers_pss_mb": _by_name(night.peaks.servers_mb),
-        "share": shares(stack, large, other, night.left_when_other_ended),
+        "share": shares(stack, large, other),
     }
 
 
@@ -516,13 +492,14 @@ def _by_name(peaks: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def shares(stack: Stack, large: Batch, other: Batch, left: int) -> dict[str, Any]:
+def shares(stack: Stack, large: Batch, other: Batch) -> dict[str, Any]:
     """How the other tenant's batch fared beside the large one: the part of the lines that were begun while it still had
     some to begin, and of those that ended while both were open, which were its own."""
 
-    def count(batch: Batch, column: str, last: float) -> int:
+    def count(batch: Batch, column: str, last: float, *, first: float | None = None) -> int:
+        since = released if first is None else first
         asked = f"SELECT count(*) FROM batch_items WHERE batch_id = :of AND {column} BETWEEN :first AND :last"
-        return int(stack.query(asked, of=batch.batch_id, first=released, last=last)[0][0])
+        return int(stack.query(asked, of=batch.batch_id, first=since, last=last)[0][0])
 
     ends = "SELECT released_at, ended_at FROM batches WHERE id = :of"
     released, ended = stack.query(ends, of=other.batch_id)[0]
@@ -537,10 +514,5 @@ def shares(stack: Stack, large: Batch, other: Batch, left: int) -> dict[str, Any
         "begun": round(begun[0] / sum(begun), 3),
         "ended": round(done[0] / sum(done), 3),
         "seconds": round(ended - released, 1),
-        "large_left": left,
+        "large_left": large.lines - count(large, "ended_at", ended, first=0.0),
     }
-
-
-def grown(report: dict[str, Any]) -> dict[str, float]:
-    """By role: its highest memory in the large batch over that in the small one."""
-    return {role: round(mb[LARGE] / mb[SMALL], 3) for role, mb in report["peak_pss_mb"].items()}

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 from toolfleet import Fleet, ScriptedModel, call, say, tool
 
 AGENT = "clerk"
+GATE = Path(os.environ.get("BATCH_GATE", "gate"))
+GATE_FROM = os.environ.get(
+    "BATCH_GATE_FROM", ""
+)  # the lines after this one are answered once that file is gone
+GATED = GATE_FROM.rpartition("-")[0] + "-"
 MODEL_S = float(os.environ.get("BATCH_MODEL_S", "0"))  # what the model takes for an answer
 
 
@@ -27,11 +33,17 @@ def act(name: str) -> str:
     return f"acted {name}"
 
 
+def _gate_is_there() -> bool:
+    return GATE.exists()
+
+
 async def _script(messages: list[dict[str, Any]], _tools: list[dict[str, Any]]) -> Any:
     """One decision for a line that asks to be heard, two for one that asks for an act."""
-    await asyncio.sleep(MODEL_S)
     asked = next(one["content"] for one in messages if one["role"] == "user")
     word, name, _ = asked.split(" ", 2)
+    await asyncio.sleep(MODEL_S)
+    while name > GATE_FROM and name.startswith(GATED) and _gate_is_there():  # noqa: ASYNC110 - another process opens it
+        await asyncio.sleep(0.1)
     if word == "say":
         return say(f"heard {name}")
     answers = [one["content"] for one in messages if one["role"] == "tool"]
