@@ -37,6 +37,7 @@ USED: Final = (
     "model_calls",
 )
 USED_TOO: Final = ("tool_calls", "model_s", "tool_s", "queue_s", "wait_s")
+FRACTIONS: Final = frozenset({"cost_usd", "model_s", "tool_s", "queue_s", "wait_s"})  # of these
 DROPPED_MAX: Final = 2000  # rows deleted in one transaction
 
 OF_ID: Final = select(batches).where(batches.c.id == bindparam("batch_id"))
@@ -393,7 +394,11 @@ def report(connection: Connection, now: float, batch_id: str) -> BatchReport | N
     if seen is None:
         return None
     asked = {"batch_id": batch_id}
-    used = dict(connection.execute(USE, asked).mappings().one())
+    # PostgreSQL's sum of a bigint is numeric, which no JSON holds.
+    used = {
+        name: float(value) if name in FRACTIONS else int(value)
+        for name, value in connection.execute(USE, asked).mappings().one().items()
+    }
     running = float(connection.execute(RUNNING_COST, asked).scalar_one())
     outcomes = [
         (ItemStatus(status), code or "", int(count))

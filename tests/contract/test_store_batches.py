@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.contract.store_bench import Bench, OpenBench, each_store, lease, new_run, play, proposed, replied
+from toolfleet.commands import batch_shapes
 from toolfleet.schemas.batch_port import BatchStore
 from toolfleet.schemas.batches import (
     PAUSED_ACCOUNT,
@@ -204,6 +206,8 @@ def test_items_are_admitted_a_window_at_a_time_and_counted_as_they_end(
         report = await of(bench).report("batch_1")
         assert report is not None
         assert report.outcomes == [(ItemStatus.COMPLETED, "", 7)] and report.use.model_calls == 7
+        told = batch_shapes.report(report)
+        assert json.loads(json.dumps(told)) == told, "numbers are numbers of JSON on either database"
 
     play(story, open_bench, tmp_path)
 
