@@ -40,6 +40,7 @@ def page(bench: Figures) -> str:
         _overhead(bench),
         _split(bench),
         _single(bench),
+        _submits(bench),
         _slow(bench),
         _fan(bench),
         _scale(bench),
@@ -179,6 +180,41 @@ def _single(bench: Figures) -> str:
     )
     title = "\n## One run at a time: model 200 ms, tools 20 ms\n\n"
     return title + _table(head, rows) + note + _problems(bench, "single")
+
+
+def _submits(bench: Figures) -> str:
+    head = (
+        "stack",
+        "POST, one client: p50 / p95 ms",
+        "many clients: runs/s",
+        "p50 / p95 ms",
+        "ms CPU of `serve`",
+        "a file: lines/s",
+        "ms CPU of the command",
+        "its most memory",
+    )
+    each = _each(bench, "submits")
+    rows = [
+        (
+            NAMES[kind],
+            f"{one['alone_p50_ms']:.1f} / {one['alone_p95_ms']:.1f}",
+            f"{one['posts_per_s']:.0f}",
+            f"{one['p50_ms']:.0f} / {one['p95_ms']:.0f}",
+            f"{one['server_cpu_ms']:.2f}",
+            f"{one['lines_per_s']:.0f}",
+            f"{one['line_cpu_ms']:.2f}",
+            f"{one['file_rss_mb']:.0f} MB",
+        )
+        for kind, one in each
+    ]
+    if not rows:
+        return _problems(bench, "submits")
+    first = each[0][1]
+    note = (
+        f"\n`POST /api/v1/runs` with a key, {first['posts']:,} of them by {first['clients']} clients at once; and\n"
+        f"`toolfleet batch submit` of {first['lines']:,} lines, its start included. Nobody works on the runs meanwhile.\n"
+    )
+    return "\n## Handing in\n\n" + _table(head, rows) + note + _problems(bench, "submits")
 
 
 def _slow(bench: Figures) -> str:

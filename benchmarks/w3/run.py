@@ -29,6 +29,7 @@ from benchmarks.w3.rounds import Model
 from benchmarks.w3.safety import refuse_unsafe
 from benchmarks.w3.shape import BUSY, SLOW, Shape, without_http
 from benchmarks.w3.stacks import STACKS, Stack, StackFailed, missing, model_server, stack_of
+from benchmarks.w3.submits import submits
 
 WARM: Final = 50  # connections are open, statements compiled, code paths known
 SLOW_PROCESSES: Final = 16  # of celery in the slow batch: with two, 2,000 runs would take 12 minutes
@@ -54,6 +55,8 @@ class Plan:
     client_calls: int
     profile_s: float
     share: int
+    posts: int
+    lines: int
 
 
 FULL: Final = Plan(
@@ -71,6 +74,8 @@ FULL: Final = Plan(
     client_calls=500,
     profile_s=15.0,
     share=1,
+    posts=2000,
+    lines=20000,
 )
 QUICK: Final = Plan(
     minutes=4,
@@ -87,6 +92,8 @@ QUICK: Final = Plan(
     client_calls=100,
     profile_s=0.0,
     share=4,
+    posts=500,
+    lines=5000,
 )
 SMOKE: Final = Plan(
     minutes=2,
@@ -103,6 +110,8 @@ SMOKE: Final = Plan(
     client_calls=0,
     profile_s=0.0,
     share=2,
+    posts=20,
+    lines=100,
 )
 
 
@@ -175,6 +184,10 @@ class Bench:
     def singles(self) -> None:
         for kind, stack in self.stacks.items():
             self.tried("single", kind, lambda s=stack: rounds.single(s, self.model, SLOW, self.plan.singles))
+
+    def submits(self) -> None:
+        for kind, stack in self._fleets():
+            self.tried("submits", kind, lambda s=stack: submits(s, self.plan.posts, self.plan.lines))
 
     def counted(self) -> None:
         for kind, stack in self._fleets():
@@ -250,6 +263,7 @@ class Bench:
             self.overhead,
             self.singles,
             self.waits,
+            self.submits,
             self.counted,
             self.slow,
             self.faults,

@@ -156,7 +156,15 @@ class Stack:
         clean |= {"TOOLFLEET_DATABASE": self.database, "TOOLFLEET_BROKER": self.broker}
         return clean if self.kind == "embedded" else clean | {"TOOLFLEET_SIGNING_KEYS": KEYS}
 
-    def spawn(self, kind: str, command: Sequence[str], *, speaks: bool = False) -> Process:
+    def spawn(
+        self,
+        kind: str,
+        command: Sequence[str],
+        *,
+        speaks: bool = False,
+        extra: Mapping[str, str] | None = None,
+    ) -> Process:
+        """A process of this environment, and what is said beside it; one that `speaks` answers lines of JSON."""
         self._number += 1
         log = self.folder / f"{kind}-{self._number}.log"
         with log.open("wb") as out:
@@ -165,7 +173,7 @@ class Stack:
                 stdin=subprocess.PIPE if speaks else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if speaks else out,
                 stderr=out,
-                env=self.environment(),
+                env={**self.environment(), **(extra or {})},
                 cwd=ROOT,
                 start_new_session=True,  # Ctrl-C reaches the harness, which takes the stack down in order
             )
