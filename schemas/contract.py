@@ -10,6 +10,9 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+# A path that ends in it and another path goes on as that one does. A release that does not know it shows nothing there.
+AGAIN: Final = "↻"
+STRICTNESS: Final = {"data": 0, "untrusted": 1, "secret": 2}
 TOOL_NAME_PATTERN: Final = r"^[a-zA-Z0-9_-]{1,64}$"
 UNTRUSTED_CHARS_MAX: Final = 2_000  # of one outside text, where its declaration says nothing else
 
@@ -56,7 +59,9 @@ class Prerequisite(_Part):
 
 
 class ResultField(_Part):
-    """A place in a tool's result that may be shown: `order_id`, `customer.name`, `items[].sku`; "" is the whole.
+    """A place in a tool's result that may be shown: `order_id`, `customer.name`, `items[].sku`, `by_sku{}.price` (each
+    value of a map, whatever its key); "" is the whole. `parent.children[]↻parent`: what is there goes on as `parent` does,
+    to any depth.
 
     data: as it is, a text, number, flag or null unless `deep`. untrusted: text from outside, fenced and cut at
     `chars_max`. secret: never leaves the executor; a mark stands in its place.
@@ -70,10 +75,13 @@ class ResultField(_Part):
     @field_validator("path")
     @classmethod
     def _well_formed(cls, value: str) -> str:
-        if value and not all(part.removesuffix("[]") or part == "[]" for part in value.split(".")):
+        place, again, as_at = value.partition(AGAIN)
+        if place and not all(place.split(".")):
             raise ValueError(
-                f"{value!r} is no path; write names joined by dots, [] after a list: items[].sku"
+                f"{value!r} is no path; write names joined by dots, [] after a list, {{}} after a map: items[].sku"
             )
+        if again and not place.startswith(as_at):
+            raise ValueError(f"{value!r} goes on as a place it is not in; name one it begins with")
         return value
 
 

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
+from toolfleet.result_types import result_fields_of, result_model_of, result_schema_of
 from toolfleet.schemas.contract import Prerequisite, ResultField, Source, ToolExample
 from toolfleet.schemas.errors import InvalidDefinition
-from toolfleet.signatures import injected_of, result_fields_of, result_model_of, result_schema_of, sources_of
+from toolfleet.signatures import injected_of, sources_of
 from toolfleet.tool_parts import EffectOptions
 from toolfleet.workers.executor.result_check import broken
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolfleet.contracts import ContractOptions, contract_fields, schema_without
 from toolfleet.definitions import EXECUTION_OPTIONS, Tool, hints_of, spec_of, summariser_of
-from toolfleet.schemas.contract import ResultField
+from toolfleet.schemas.contract import AGAIN, ResultField
 from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.schemas.tools import ToolSpec
 from toolfleet.tool_parts import INHERITED, PARTS
@@ -112,11 +112,41 @@ def _shown(fields: tuple[ResultField, ...], wanted: Any, label: str) -> tuple[Re
         if isinstance(one, ResultField):
             chosen.append(one)
             continue
-        below = [f for f in fields if f.path == one or f.path.startswith((f"{one}.", f"{one}["))]
+        below = [f for f in fields if f.path == one or f.path.startswith(_below(one))]
         if not below:
             raise InvalidDefinition(
                 f"tool {label!r}: the result of the broad tool has no field {one!r}",
                 hint=f"It has {', '.join(f.path or '(the whole)' for f in fields)}.",
             )
-        chosen += below
+        chosen += [whole for f in below for whole in _unrolled(f, one, fields)]
     return tuple(chosen)
+
+
+def _below(path: str) -> tuple[str, ...]:
+    return tuple(f"{path}{mark}" for mark in (".", "[", "{", AGAIN))
+
+
+def _within(path: str, place: str) -> bool:
+    return not place or path == place or path.startswith(_below(place))
+
+
+def _joined(place: str, rest: str) -> str:
+    rest = rest.removeprefix(".")
+    return f"{place}{'.' if place and rest and rest[0] not in '[{' else ''}{rest}"
+
+
+def _unrolled(field: ResultField, kept: str, fields: tuple[ResultField, ...]) -> list[ResultField]:
+    """The field itself; or, where it goes on as a place that is not kept, that place's fields once more below it."""
+    place, again, as_at = field.path.partition(AGAIN)
+    if not again or (as_at and _within(as_at, kept)):
+        return [field]
+    found = []
+    for one in fields:
+        path, inner, target = one.path.partition(AGAIN)
+        if not _within(path, as_at) or (inner and not _within(target, as_at)):
+            continue
+        moved = _joined(place, path[len(as_at) :])
+        if inner:
+            moved += f"{AGAIN}{_joined(place, target[len(as_at) :])}"
+        found.append(one.model_copy(update={"path": moved}))
+    return found

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.contract_tools import Order
+from toolfleet.result_types import result_fields_of
 from toolfleet.schemas.contract import ResultField
 from toolfleet.schemas.ports import ToolReturned
 from toolfleet.schemas.projection import FENCE, REDACTED, project
 from toolfleet.schemas.tools import ToolSpec
-from toolfleet.signatures import result_fields_of
 from toolfleet.workers.executor.projection import content_of
 
 FIELDS = result_fields_of(Order)

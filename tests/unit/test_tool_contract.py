@@ -16,6 +16,7 @@ from toolfleet import From, Injected, Prerequisite, Untrusted, narrow, tool
 from toolfleet.adapters.llm.chat_render import ChatRenderer
 from toolfleet.adapters.llm.messages_render import MessagesRenderer
 from toolfleet.adapters.llm.responses_render import ResponsesRenderer
+from toolfleet.result_types import result_fields_of, result_schema_of
 from toolfleet.schemas.agents import AgentSpec
 from toolfleet.schemas.contract import ResultField
 from toolfleet.schemas.conversation import UserItem
@@ -23,7 +24,6 @@ from toolfleet.schemas.errors import InvalidDefinition
 from toolfleet.schemas.model import ModelRequest
 from toolfleet.schemas.tool_text import model_description, model_parameters
 from toolfleet.schemas.tools import ToolContext, ToolSpec
-from toolfleet.signatures import result_fields_of, result_schema_of
 from toolfleet.workers.executor.result_check import unfit
 
 CONTEXT = ToolContext("run_1", 1, "call_1_1_0", 1, "k", "acme", "desk", "c", 0.0)
@@ -240,7 +240,7 @@ def test_a_result_model_names_every_place_once_and_ends_where_it_holds_itself() 
         ResultField(path="anything", deep=True),
         ResultField(path="password", mark="secret", deep=True),
         ResultField(path="tree.name"),
-        ResultField(path="tree.children[]", deep=True),
+        ResultField(path="tree.children[]↻tree"),
     )
     assert result_fields_of(Texts) == (ResultField(path="[]"),)
 
