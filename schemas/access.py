@@ -6,9 +6,12 @@ do is in its scopes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal, Protocol
+
+from toolfleet.schemas.effects import Approval, StandingApproval
 
 ANY: Final = "*"  # of tenants, agents, tools or tiers: all of them
 MINUTE_S: Final = 60.0
@@ -66,6 +69,46 @@ def stated(key: Key, now: float) -> Key:
     if key.revoked_at is not None:
         return replace(key, state="revoked")
     return replace(key, state="expired" if key.expires_at is not None and key.expires_at <= now else "active")
+
+
+def lapsed(
+    asked: Approval,
+    *,
+    tenant: str,
+    tool: str,
+    keys: Sequence[Key],
+    standing: StandingApproval | None,
+    now: float,
+) -> str:
+    """Why what granted a call holds no more, as a code; empty: it does. `keys`: all of those who granted it.
+
+    A standing approval is over, or whoever made it may not approve such calls any more; or whoever granted it was revoked,
+    or may decide about less by now. A key that has expired since then still stands for what it granted, one call.
+    """
+    if asked.standing is not None and (standing is None or standing.expires_at <= now):
+        return "standing_ended"
+    states = ("active",) if asked.standing is not None else ("active", "expired")
+    for name in granters(asked, standing):
+        of_name = [one for one in keys if one.name == name]
+        may = any(
+            one.state in states
+            and Scope.APPROVE in one.scopes
+            and one.may_approve(tenant=tenant, tool=tool, tier=asked.tier.value, grants=asked.permissions)
+            is None
+            for one in of_name
+        )
+        if of_name and not may:
+            return (
+                "approver_revoked" if all(one.state == "revoked" for one in of_name) else "approver_narrowed"
+            )
+    return ""
+
+
+def granters(asked: Approval, standing: StandingApproval | None) -> tuple[str, ...]:
+    """The names of those who granted it, themselves or by a standing approval."""
+    if asked.standing is None:
+        return asked.granted_by
+    return () if standing is None else (standing.created_by,)
 
 
 def among(wanted: str, allowed: tuple[str, ...]) -> bool:

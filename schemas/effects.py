@@ -90,7 +90,7 @@ class ApprovalStatus(StrEnum):
     GRANTED = "granted"
     REJECTED = "rejected"
     EXPIRED = "expired"
-    WITHDRAWN = "withdrawn"  # its call was settled without it
+    WITHDRAWN = "withdrawn"  # its call was settled without it, or what granted it holds no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Audit:
     """One decision about an approval, or one that was refused: by whom, about what, why; and (`call`) what a call above
     low came to that nobody was asked about."""
 
-    action: str  # call | ask | approve | reject | edit | resolve | standing | standing_add | standing_end | result
+    action: str  # call | ask | claim | approve | reject | edit | resolve | standing | standing_add | standing_end | result
     accepted: bool
     reason: str
     by: str = ""

@@ -213,7 +213,8 @@ class ApprovalDecided:
 @dataclass(frozen=True, slots=True)
 class EffectClaimed:
     """T10: the executor takes the lease and the key, and is about to send. `arguments_hash`: of what it will send.
-    `holder` is filled in by the store, under the lock: who holds the key now."""
+    Filled in by the store, under the lock: `holder`, who holds the key now; `lapsed`, why what granted the call holds no
+    more (empty: it does)."""
 
     command_id: CommandId
     token: LeaseToken
@@ -222,6 +223,7 @@ class EffectClaimed:
     key: str
     arguments_hash: str
     holder: Holder | None = None
+    lapsed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Standing:
         return made
 
     async def end(self, standing_id: str, *, token: str) -> StandingApproval:
-        """It covers nothing from now on; calls it has let through already stay approved. Raises UnknownApproval,
+        """It covers nothing from now on, neither calls it has let through that were not sent. Raises UnknownApproval,
         NotAllowed, and InputError where it is over."""
         found = await self.store.standing_of(standing_id)
         if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -16,6 +17,7 @@ DAY_S: Final = 86_400.0
 
 KEY_OF: Final = select(keys).where(keys.c.token_hash == bindparam("token_hash"))
 ALL_KEYS: Final = select(keys).order_by(keys.c.created_at, keys.c.id)
+KEYS_NAMED: Final = select(keys).where(members(keys.c.name, "names")).order_by(keys.c.created_at, keys.c.id)
 REVOKE: Final = (
     update(keys)
     .where(keys.c.id == bindparam("key_id"), keys.c.revoked_at.is_(None))
@@ -75,6 +77,14 @@ def key_of(connection: Connection, now: float, token_hash: str) -> Key | None:
 def all_keys(connection: Connection, now: float, tenant: str | None) -> list[Key]:
     found = [_key(row, now) for row in connection.execute(ALL_KEYS).mappings()]
     return [one for one in found if tenant is None or among(tenant, one.tenants)]
+
+
+def keys_named(connection: Connection, now: float, names: Sequence[str]) -> list[Key]:
+    """All keys of these people, whatever became of them."""
+    if not names:
+        return []
+    found = connection.execute(KEYS_NAMED, {"names": sorted(set(names))}).mappings()
+    return [_key(row, now) for row in found]
 
 
 def revoke_key(connection: Connection, key_id: str, now: float) -> bool:

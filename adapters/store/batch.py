@@ -53,7 +53,9 @@ class Batch:
                 asked_for = job.payload
                 found = loaded.get(asked_for.run_id)
                 if found is not None:
-                    event = ledger_rows.informed(connection, asked_for.event, found.state)
+                    event = ledger_rows.informed(
+                        connection, asked_for.event, found.state, tenant=found.tenant, now=writes.now
+                    )
                     asked_for = Transition(asked_for.run_id, event)
                 outcomes.append(self._transition(writes, asked_for, found))
             else:

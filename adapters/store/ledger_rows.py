@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, FromClause, Select, bindparam, func, insert, select, tuple_, update
 
-from toolfleet.adapters.store import codec, ledger_codec
+from toolfleet.adapters.store import access_rows, codec, ledger_codec
 from toolfleet.adapters.store.dialect import members
 from toolfleet.adapters.store.tables import (
     approvals,
@@ -20,6 +20,7 @@ from toolfleet.adapters.store.tables import (
     runs,
     standing_approvals,
 )
+from toolfleet.schemas.access import granters, lapsed
 from toolfleet.schemas.effects import (
     HOLDING,
     ApprovalStatus,
@@ -111,11 +112,12 @@ def attach(connection: Connection, of_run: dict[str, list[CallState]]) -> None:
         ]
 
 
-def informed(connection: Connection, event: Event, state: RunState) -> Event:
+def informed(connection: Connection, event: Event, state: RunState, *, tenant: str, now: float) -> Event:
     """The event with what it depends on beside the state of its run, read under the lock of that run."""
     match event:
         case EffectClaimed():
-            return replace(event, holder=holder(connection, event.key))
+            why = _lapsed(connection, state.call(event.command_id), tenant, now)
+            return replace(event, holder=holder(connection, event.key), lapsed=why)
         case EffectResolved():
             row = connection.execute(LOCKED_ONE, {"call_id": event.call_id}).mappings().one_or_none()
             mine = row is not None and row["run_id"] == state.run_id
@@ -125,6 +127,16 @@ def informed(connection: Connection, event: Event, state: RunState) -> Event:
             return replace(event, found=None if row is None else ledger_codec.entry(row))
         case _:
             return event
+
+
+def _lapsed(connection: Connection, call: CallState | None, tenant: str, now: float) -> str:
+    """Why what granted the call holds no more; asked of the database only where somebody granted it."""
+    asked = None if call is None else call.approval
+    if call is None or asked is None or asked.status is not ApprovalStatus.GRANTED:
+        return ""
+    found = None if asked.standing is None else standing_of(connection, asked.standing)
+    keys = access_rows.keys_named(connection, now, granters(asked, found))
+    return lapsed(asked, tenant=tenant, tool=call.tool, keys=keys, standing=found, now=now)
 
 
 def holder(connection: Connection, key: str) -> Holder | None:

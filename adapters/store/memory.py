@@ -137,7 +137,9 @@ class MemoryStore(MemoryAccess):
         if found is None:
             return Applied(None, None, "unknown run", (), now)
         before = found.state
-        step = self._machine.reduce(before, self.ledger.informed(transition.event, before), now)
+        step = self._machine.reduce(
+            before, self.ledger.informed(transition.event, before, self.all_keys(), now), now
+        )
         run = found.copy()
         run.state = before if step.missed is not None else step.state
         run.write(self._machine, before, step, now)

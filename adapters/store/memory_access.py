@@ -29,10 +29,12 @@ class MemoryAccess:
         found = next((key for key, known in self._identities.values() if known == token_hash), None)
         return None if found is None else stated(found, self._time_source())
 
-    async def keys(self, *, tenant: str | None = None) -> list[Key]:
+    def all_keys(self) -> list[Key]:
         now = self._time_source()
-        found = [stated(key, now) for key, _ in self._identities.values()]
-        return [one for one in found if tenant is None or among(tenant, one.tenants)]
+        return [stated(key, now) for key, _ in self._identities.values()]
+
+    async def keys(self, *, tenant: str | None = None) -> list[Key]:
+        return [one for one in self.all_keys() if tenant is None or among(tenant, one.tenants)]
 
     async def revoke_key(self, key_id: str) -> bool:
         found = self._identities.get(key_id)

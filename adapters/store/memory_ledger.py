@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from toolfleet.adapters.store.memory_run import MemoryRun
-from toolfleet.schemas.effects import HOLDING, Audit, Holder, StandingApproval
+from toolfleet.schemas.access import Key, lapsed
+from toolfleet.schemas.effects import HOLDING, ApprovalStatus, Audit, Holder, StandingApproval
 from toolfleet.schemas.events import EffectClaimed, EffectEnded, EffectResolved, Event
 from toolfleet.schemas.ids import CommandId, RunId
 from toolfleet.schemas.run import RunState
@@ -21,10 +22,11 @@ class MemoryLedger:
         self._standing: dict[str, StandingApproval] = {}
         self._audits: list[Audit] = []
 
-    def informed(self, event: Event, state: RunState) -> Event:
+    def informed(self, event: Event, state: RunState, keys: Iterable[Key] = (), now: float = 0.0) -> Event:
         match event:
             case EffectClaimed():
-                return replace(event, holder=self._holder(event.key))
+                why = self._lapsed(state, event.command_id, tuple(keys), now)
+                return replace(event, holder=self._holder(event.key), lapsed=why)
             case EffectResolved():
                 found = self._runs[state.run_id].effects.get(event.call_id)
                 return replace(event, found=None if found is None else found.entry)
@@ -33,6 +35,15 @@ class MemoryLedger:
                 return replace(event, found=None if found is None else found.entry)
             case _:
                 return event
+
+    def _lapsed(self, state: RunState, call_id: str, keys: Sequence[Key], now: float) -> str:
+        call = state.call(call_id)
+        asked = None if call is None else call.approval
+        if call is None or asked is None or asked.status is not ApprovalStatus.GRANTED:
+            return ""
+        tenant = self._runs[state.run_id].new.tenant
+        found = None if asked.standing is None else self._standing.get(asked.standing)
+        return lapsed(asked, tenant=tenant, tool=call.tool, keys=keys, standing=found, now=now)
 
     def _effects(self) -> Iterable[EffectView]:
         return (view for run in self._runs.values() for view in run.effects.values())

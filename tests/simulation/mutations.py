@@ -98,8 +98,8 @@ def keys_nobody_holds(patch: Patch) -> None:
     """The effect key: a claim does not ask who holds it, and no index does."""
     informed = MemoryLedger.informed
 
-    def alone(self: MemoryLedger, event: Any, state: RunState) -> Any:
-        return event if isinstance(event, EffectClaimed) else informed(self, event, state)
+    def alone(self: MemoryLedger, event: Any, state: RunState, *more: Any) -> Any:
+        return event if isinstance(event, EffectClaimed) else informed(self, event, state, *more)
 
     patch.setattr(MemoryLedger, "informed", alone)
     patch.setattr(MemoryLedger, "check_keys", lambda self, changed: None)

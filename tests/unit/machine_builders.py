@@ -321,6 +321,8 @@ def _effect_events(call: CallState, token: LeaseToken | None, now: float) -> Ite
     mine = token or LeaseToken(f"e{now}")
     yield claim(call, f"e{now}")
     yield claim(call, mine)
+    if call.approval is not None:
+        yield replace(claim(call, mine), lapsed="approver_revoked")
     other = CallId("call_0_1_0")
     yield claim(call, f"e{now}", Holder(RunId("run_0"), other, EffectState.DISPATCHED))
     shared = CallResult(other, 0, CallOutcome.OK, "{}")

@@ -28,6 +28,7 @@ from tests.unit.machine_builders import (
 from tests.unit.machine_invariants import check_invariants
 from toolfleet.schemas.effects import EffectState
 from toolfleet.schemas.events import (
+    CallDeferred,
     CallLeased,
     CallsSettled,
     CancelRequested,
@@ -119,6 +120,7 @@ def _beginnings() -> Iterator[RunState]:
     yield from _two_effects_under_a_cancel()
     for made in (proposed(0), effect(0), effect(0, idempotent=True), gated(0)):
         yield with_calls([timed(made)])[0]
+    yield _granted_and_deferred()
     yield from _asked()
     yield from _reconciled()
 
@@ -190,6 +192,13 @@ def _two_effects_under_a_cancel() -> Iterator[RunState]:
 def _poisoned(state: RunState, lease: Callable[[RunState], Event]) -> Iterator[RunState]:
     """Leased, and dead twice already: one more death gives the step up."""
     yield _twice_dead(reduce(state, lease(state), 3.0).state)
+
+
+def _granted_and_deferred() -> RunState:
+    state, _ = with_calls([gated(0)])
+    state = reduce(state, question(state.calls[0]), 2.0).state
+    state = reduce(state, decide(state.calls[0]), 2.0).state
+    return reduce(state, CallDeferred(state.commands[0].id, None, 1, 0.0, "rate"), 2.0).state
 
 
 def _twice_dead(state: RunState) -> RunState:

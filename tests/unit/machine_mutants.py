@@ -241,6 +241,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "approval", "a standing approval covers everything", "if steps == 1 and not by_another else None", ""
     ),
+    Mutant(
+        "approval",
+        "what has lapsed still counts",
+        "asked = replace(asked, status=ApprovalStatus.WITHDRAWN)",
+        "pass",
+    ),
     Mutant("approval", "one confirmation is two", "enough = len(by) >= asked.steps", "enough = True"),
     Mutant(
         "approval",
@@ -298,6 +304,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not granted(call, event.arguments_hash, now_s):",
         "if False:",
     ),
+    Mutant("effect", "what granted a call may have lapsed", "if event.lapsed:", "if False:"),
     Mutant(
         "effect",
         "the effect key",

@@ -616,3 +616,22 @@ def test_of_a_call_somebody_was_asked_about_the_decision_is_what_is_written_down
 
     assert step.state is not None and step.state.calls[0].outcome is CallOutcome.OK
     assert not [one for one in step.records if isinstance(one, AppendAudit)]
+
+
+def test_what_granted_a_call_and_holds_no_more_is_worth_nothing_where_it_is_used() -> None:
+    state, _ = with_calls([gated(0)])
+    state = reduce(state, question(state.calls[0]), 3.0).state
+    state = reduce(state, decide(state.calls[0]), 4.0).state
+
+    event = replace(claim(state.calls[0]), lapsed="approver_revoked")
+    step = reduce(state, event, 5.0)
+    check_invariants(state, event, step, 5.0)
+
+    (call,), (row,) = step.state.calls, step.state.commands
+    assert call.entry is None and call.open and (row.token, row.due_at) == (None, 5.0)
+    assert call.approval is not None and call.approval.status is ApprovalStatus.WITHDRAWN
+    (audit,) = [one.audit for one in step.records if isinstance(one, AppendAudit)]
+    assert (audit.action, audit.accepted, audit.reason) == ("claim", False, "approver_revoked")
+    assert reduce(step.state, claim(call), 6.0).missed == "not approved"
+    asked = reduce(step.state, question(call), 6.0).state.calls[0].approval
+    assert asked is not None and asked.status is ApprovalStatus.PENDING and asked.id != call.approval.id

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from toolfleet.schemas.commands import CommandRow
 from toolfleet.schemas.effects import Approval, ApprovalStatus, Audit, arguments_hash
 from toolfleet.schemas.events import ApprovalDecided, ApprovalRequested
 from toolfleet.schemas.ids import call_command_id
@@ -85,6 +86,26 @@ def granted(call: CallState, sent_hash: str, now_s: float) -> bool:
         and asked.arguments_hash == sent_hash
         and asked.tier is call.tier
     )
+
+
+def lapsed(state: RunState, row: CommandRow, call: CallState, why: str, now_s: float) -> Step:
+    """T10: what granted the call holds no more where it is about to be used. It is not sent, and is asked for anew."""
+    asked = call.approval
+    assert asked is not None, "only what was granted lapses"
+    asked = replace(asked, status=ApprovalStatus.WITHDRAWN)
+    draft = Draft(state, now_s)
+    draft.put(row.due(now_s))
+    draft.set_call(call.call_id, approval=asked, waiting=CallWaiting.READY)
+    draft.add(_audit(state, call, asked, "claim", ", ".join(asked.granted_by), False, why))
+    draft.event(
+        "approval.lapsed",
+        approval_id=asked.id,
+        call_id=call.call_id,
+        turn=state.turn,
+        tool=call.tool,
+        reason=why,
+    )
+    return draft.step()
 
 
 def _question(call: CallState, event: ApprovalRequested, now_s: float) -> Approval:

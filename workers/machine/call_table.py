@@ -53,6 +53,7 @@ CALL_TABLE: Final[dict[str, dict[str, Next]]] = {
         "EffectClaimed": (
             BEGUN,
             CLOSED,
+            CallWaiting.READY,
             CallWaiting.RETRY_DUE,
             MISS,
         ),
@@ -124,6 +125,7 @@ CALL_TABLE: Final[dict[str, dict[str, Next]]] = {
         "EffectClaimed": (
             BEGUN,
             CLOSED,
+            CallWaiting.READY,
             CallWaiting.RETRY_DUE,
             MISS,
         ),

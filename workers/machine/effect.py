@@ -23,7 +23,7 @@ from toolfleet.schemas.records import AppendAudit, ResolveEffect, Step
 from toolfleet.schemas.results import CallResult
 from toolfleet.schemas.run import CallState, RunState
 from toolfleet.workers.machine import deadline, stop
-from toolfleet.workers.machine.approval import asks, granted
+from toolfleet.workers.machine.approval import asks, granted, lapsed
 from toolfleet.workers.machine.call import give_up, needs_human, store
 from toolfleet.workers.machine.draft import Draft, miss, refusal_of, stopping
 from toolfleet.workers.machine.present import before_it_begins
@@ -48,6 +48,8 @@ def claimed(state: RunState, event: EffectClaimed, now_s: float) -> Step:
         return miss(state, "not the arguments of this call")
     if not granted(call, event.arguments_hash, now_s):
         return miss(state, "not approved")
+    if event.lapsed:
+        return lapsed(state, row, call, event.lapsed, now_s)
     draft = Draft(state, now_s)
     if event.holder is not None and event.holder.call_id != call.call_id:
         _meet_holder(draft, row, call, event.key, event.holder)
