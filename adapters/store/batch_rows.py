@@ -395,7 +395,7 @@ def report(connection: Connection, now: float, batch_id: str) -> BatchReport | N
         return None
     asked = {"batch_id": batch_id}
     # PostgreSQL's sum of a bigint is numeric, which no JSON holds.
-    used = {
+    used: dict[str, Any] = {
         name: float(value) if name in FRACTIONS else int(value)
         for name, value in connection.execute(USE, asked).mappings().one().items()
     }

@@ -80,7 +80,7 @@ def long_record(ctx: ToolContext, n: int) -> int:
     return _asked(ctx.idempotency_key)
 
 
-@tool
+@tool(retry_share=None)
 async def later(ctx: ToolContext, n: int) -> int:
     """Works at the second try, n seconds later."""
     asked = _asked(ctx.idempotency_key)

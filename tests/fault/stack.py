@@ -186,7 +186,7 @@ class Stack:
 
     def finish(self, *processes: Process) -> None:
         """As `end`, once they have settled what they took: a run ends before the last message of it is settled."""
-        self._wait_for_an_empty_broker()
+        self.wait_for_an_empty_broker()
         self.end(*processes)
 
     def _there(self, process: Process) -> bool:
@@ -276,9 +276,10 @@ class Stack:
         """No command row, no lease, no message, no dead letter."""
         assert self.query("SELECT count(*) FROM commands")[0][0] == 0
         assert self.query("SELECT kind, reason, detail FROM dead") == []
-        self._wait_for_an_empty_broker()
+        self.wait_for_an_empty_broker()
 
-    def _wait_for_an_empty_broker(self) -> None:
+    def wait_for_an_empty_broker(self) -> None:
+        """Until every message is settled."""
         try:
             wait_until(lambda: not self.depths(), "the broker is empty")
         except AssertionError as exc:

@@ -35,6 +35,8 @@ def stacks(open_stack: OpenStack) -> dict[str, Stack]:
     class Started(dict[str, Stack]):
         def __missing__(self, kind: str) -> Stack:
             stack = self[kind] = open_stack(kind)
+            # Hundreds of calls of one tool that fail at first would open its breaker, and be put off by nobody.
+            stack.variables["TOOLFLEET_BREAKER_CALLS_MIN"] = "100000"
             started: list[Process] = [stack.start(role, wait=False) for role in ("decide", "collect", "keep")]
             started += [stack.start("exec", wait=False) for _ in range(3)]
             stack.wait_for(*started)
