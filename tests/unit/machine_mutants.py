@@ -235,8 +235,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "approval",
         "an approval of a lower tier counts",
-        "and asked.tier is call.tier\n    )\n\n\ndef _question",
-        ")\n\n\ndef _question",
+        "and asked.tier is call.tier\n    )\n\n\ndef lapsed",
+        ")\n\n\ndef lapsed",
     ),
     Mutant(
         "approval", "a standing approval covers everything", "if steps == 1 and not by_another else None", ""
