@@ -19,14 +19,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Float, Table, create_engine, text
 
-from benchmarks.store_transitions import CALLS, _lease, _new_run, _reply, _settle
+from benchmarks.store_transitions import life, new_run
 from tests import servers
 from toolfleet.adapters.store.engine import parse_url
 from toolfleet.adapters.store.migrate import upgrade
@@ -44,9 +44,9 @@ from toolfleet.adapters.store.tables import (
     usage,
 )
 from toolfleet.adapters.store.tables import calls as calls_table
-from toolfleet.schemas.events import CancelRequested, Event
+from toolfleet.schemas.events import CancelRequested
 from toolfleet.schemas.ids import RunId
-from toolfleet.schemas.ports import Applied, Transition
+from toolfleet.schemas.ports import Transition
 from toolfleet.schemas.run import NewRun
 from toolfleet.workers.machine import MACHINE
 
@@ -79,32 +79,10 @@ BY_THE_DAY: Final = frozenset(
 # -- what is stored ----------------------------------------------------------------------------------------------------
 
 
-async def life(store: SqlStore, new_runs: Sequence[NewRun], note: Callable[[str, float], None]) -> None:
-    """A model call that asks for two calls, their results, and one that answers."""
-
-    async def step(name: str, of: Callable[[int], Event]) -> Sequence[Applied]:
-        transitions = [Transition(new.run_id, of(n)) for n, new in enumerate(new_runs)]
-        started = time.perf_counter()
-        applied = await store.transact(transitions)
-        note(name, time.perf_counter() - started)
-        assert all(one.missed is None for one in applied)
-        return applied
-
-    started = time.perf_counter()
-    await store.submit(new_runs)
-    note("submit", time.perf_counter() - started)
-    ids = [new.run_id for new in new_runs]
-    await step("claim a decision", lambda n: _lease(ids[n], 1))
-    replied = await step("store a reply with calls", lambda n: _reply(ids[n], 1, calls=CALLS, text=None))
-    await step("settle calls and merge", lambda n: _settle(replied[n]))
-    await step("claim a decision", lambda n: _lease(ids[n], 2))
-    await step("store the last reply", lambda n: _reply(ids[n], 2, calls=(), text="Done."))
-
-
 def made(count: int, first: int = 0) -> list[NewRun]:
     """Runs of two tenants and three agents."""
     return [
-        replace(_new_run(), tenant=TENANTS[n % len(TENANTS)], agent=f"agent-{n % 3}")
+        replace(new_run(), tenant=TENANTS[n % len(TENANTS)], agent=f"agent-{n % 3}")
         for n in range(first, first + count)
     ]
 

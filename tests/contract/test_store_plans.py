@@ -37,7 +37,7 @@ async def _asked(url: str) -> dict[str, Any]:
     return found
 
 
-def test_no_statement_reads_a_whole_table(tmp_path: Path, store_url: str) -> None:
+def test_no_statement_reads_a_whole_table(store_url: str) -> None:
     asked = asyncio.run(_asked(store_url))
     assert len(asked) > 30
     scans: dict[str, list[str]] = {}
