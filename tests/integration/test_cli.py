@@ -347,13 +347,10 @@ def test_an_interrupted_run_is_kept_and_ends_with_130(toolfleet: Folder) -> None
 
 def test_up_serves_runs_of_other_processes_until_it_is_told_to_stop(toolfleet: Folder) -> None:
     with toolfleet.serving() as process:
-        began = time.monotonic()
         done = toolfleet("run", "desk", "weather")
-        took_s = time.monotonic() - began
         process.send_signal(signal.SIGTERM)
 
         assert (done.code, done.out) == (0, "done: weather\n"), done.err
-        assert took_s < SOON_S
         assert process.wait(DEADLINE_S) == 0, toolfleet.read("err.txt")
     served = toolfleet.read("out.txt")
     assert "agent desk: scripted, 2 tool(s)" in served
