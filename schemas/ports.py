@@ -20,6 +20,7 @@ from toolfleet.schemas.files import FileStore
 from toolfleet.schemas.ids import CommandId, LeaseToken, RunId
 from toolfleet.schemas.ledger_port import LedgerStore
 from toolfleet.schemas.model import ModelReply, ModelRequest, Usage
+from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.pace import (
     BreakerView,
     Ended,
@@ -511,9 +512,10 @@ class ToolBackend(Protocol):
         """Key, tier and summary of one call of a tool that is loaded; or what the tool's own functions raised."""
         ...
 
-    def place(self, name: str) -> AbstractAsyncContextManager[ToolPlace]:
-        """What runs one attempt of that tool, ready to begin at once. Waited for before the lease is taken: a call
-        that only queues here must not hold one, and an effect must not count as begun."""
+    def place(self, name: str, tier: Tier) -> AbstractAsyncContextManager[ToolPlace]:
+        """What runs one attempt of that tool, ready to begin at once; calls of other tiers than this one are not waited
+        for. Waited for before the lease is taken: a call that only queues here must not hold one, and an effect must
+        not count as begun."""
         ...
 
     async def aclose(self) -> None: ...

@@ -48,7 +48,7 @@ async def _asked(
         principal=info.principal or str(info.context.get("principal") or ""),
         context=info.context,
     )
-    async with tools.place(view.tool) as place:
+    async with tools.place(view.tool, view.tier) as place:
         answer = await place.run(orjson.loads(view.arguments), context, timeout_s=timeout_s, part="reconcile")
     if isinstance(answer, ToolFailed):
         why = f"{view.tool} could not be asked ({answer.error_type or answer.kind})"

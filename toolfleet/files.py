@@ -119,7 +119,7 @@ class Files:
         """Its row, once its bytes are whole. Raises InputError, QuotaExceeded."""
         if not FILE_KEEP_S_MIN <= keep_s <= FILE_KEEP_S_MAX:
             raise InputError(
-                f"a file is kept for {FILE_KEEP_S_MIN:g} to {FILE_KEEP_S_MAX:g} seconds, not {keep_s:g}",
+                f"a file is kept for {FILE_KEEP_S_MIN:.0f} to {FILE_KEEP_S_MAX:.0f} seconds, not {keep_s:g}",
                 hint="2592000 are 30 days.",
             )
         file = StoredFile(

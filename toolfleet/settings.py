@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     children: int = Field(
         default_factory=lambda: max(2, os.cpu_count() or 2),
         ge=1,
-        description="processes for plain-function tools",
+        description="processes for plain-function tools, of each tier",
     )
     lease_s: float = Field(default=LEASE_S, gt=0, description="how long a silent worker keeps a step")
     claim_s: float | None = Field(

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol, assert_never
 
 from toolfleet.adapters.tools.child_main import MESSAGE_CHARS
@@ -24,6 +25,7 @@ from toolfleet.adapters.tools.child_pool import (
 )
 from toolfleet.adapters.tools.result_json import Encoded, TooLarge, Unserialisable, to_json
 from toolfleet.schemas.errors import ToolError
+from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.ports import NOT_IN_TIME, MayBegin, ToolAnswer, ToolFailed, ToolPlace, ToolReturned
 from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 
@@ -50,14 +52,16 @@ class LoadedTool(Protocol):
 
 
 class PythonTools:
-    """The tool backend of one process: every declared tool, with the pool its plain functions share."""
+    """The tool backend of one process: every declared tool, with a pool for the plain functions of each tier, so that a
+    flood of one tier keeps no call of another one waiting. Children are started when they are needed."""
 
     def __init__(self, tools: Mapping[str, LoadedTool], *, children: int) -> None:
         self._tools = dict(tools)
         targets = [tool.target for tool in self._tools.values() if tool.spec.runner == "child"]
         modules = sorted({target.rpartition(":")[0] for target in targets})
         largest = max((tool.spec.result_bytes_stored for tool in self._tools.values()), default=0)
-        self._pool = ChildPool(size=children, setup=modules, result_bytes_max=largest) if targets else None
+        self._new_pool = partial(ChildPool, size=children, setup=modules, result_bytes_max=largest)
+        self._pools: dict[Tier, ChildPool] = {}
         self._left: set[asyncio.Task[_Came]] = set()  # coroutines that did not end when they were told to
 
     def spec(self, name: str) -> ToolSpec | None:
@@ -74,7 +78,7 @@ class PythonTools:
             return _raised(exc, 0.0)
 
     @asynccontextmanager
-    async def place(self, name: str) -> AsyncIterator[ToolPlace]:
+    async def place(self, name: str, tier: Tier) -> AsyncIterator[ToolPlace]:
         """A child that is ready for a plain function; the loop has room for every coroutine."""
         tool = self._tools.get(name)
         if tool is None:
@@ -82,15 +86,18 @@ class PythonTools:
         elif tool.spec.runner == "loop":
             yield _OnLoop(tool, self._left)
         else:
-            assert self._pool is not None
-            async with self._pool.place() as child:
+            async with self._pool(tier).place() as child:
                 yield _InChild(tool, child)
 
     async def aclose(self) -> None:
         for task in self._left:
             task.cancel()
-        if self._pool is not None:
-            await self._pool.aclose()
+        await asyncio.gather(*(pool.aclose() for pool in self._pools.values()))
+
+    def _pool(self, tier: Tier) -> ChildPool:
+        if tier not in self._pools:
+            self._pools[tier] = self._new_pool()
+        return self._pools[tier]
 
 
 class _NotLoaded:

@@ -32,6 +32,26 @@ async def echo(text: str) -> dict[str, str]:
     return {"text": text}
 
 
+def _wait_for_go(ctx: ToolContext) -> None:
+    """Until the test makes the file `go` beside the ledger; the call's deadline bounds it."""
+    while not Path(str(ctx.context["ledger"])).with_name("go").exists():
+        threading.Event().wait(0.02)
+
+
+@tool(timeout_s=60.0)
+def waits_low(ctx: ToolContext) -> str:
+    """Note that it has begun, and wait until it is told to go on."""
+    _note(ctx)
+    _wait_for_go(ctx)
+    return "went on"
+
+
+@tool(tier="medium", timeout_s=60.0)
+def adds_medium(a: int, b: int) -> int:
+    """Add, at a tier of its own."""
+    return a + b
+
+
 @tool(attempts_max=3)
 def raises(ctx: ToolContext) -> None:
     """Fail with an exception that holds a secret."""

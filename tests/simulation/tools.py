@@ -14,6 +14,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.outside import Ledger, Seen
 from tests.simulation.plan import POISON, TOOLS
 from tests.simulation.process import Killed, Process
+from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.ports import NOT_IN_TIME, MayBegin, ToolAnswer, ToolFailed, ToolReturned
 from toolfleet.schemas.tools import CallFacts, ToolContext, ToolSpec
 
@@ -111,7 +112,7 @@ class SimulatedTools:
         )
         return ToolReturned(orjson.dumps(said), 0.3)
 
-    def place(self, name: str) -> contextlib.AbstractAsyncContextManager[SimulatedPlace]:
+    def place(self, name: str, tier: Tier) -> contextlib.AbstractAsyncContextManager[SimulatedPlace]:
         return contextlib.nullcontext(SimulatedPlace(self, name))
 
     async def run(

@@ -16,6 +16,7 @@ import orjson
 import structlog
 
 from toolfleet.schemas.builtin_tools import BUILTIN_TOOLS, PAGE_CHARS, READ_RESULT, summary_key
+from toolfleet.schemas.outcomes import Tier
 from toolfleet.schemas.ports import (
     Credentials,
     MayBegin,
@@ -72,19 +73,19 @@ class ContractTools:
         return self._backend.facts(name, arguments, context)
 
     @asynccontextmanager
-    async def place(self, name: str) -> AsyncIterator[ToolPlace]:
+    async def place(self, name: str, tier: Tier) -> AsyncIterator[ToolPlace]:
         spec = self.spec(name)
         if self._backend.spec(name) is None and name == READ_RESULT.name:
             yield _Kept(READ_RESULT, _ReadResult(self._results), AsyncExitStack())
             return
         async with AsyncExitStack() as held:
-            place = await held.enter_async_context(self._backend.place(name))
+            place = await held.enter_async_context(self._backend.place(name, tier))
             if spec is None:
                 yield place
                 return
             summariser = None
             if name in self._summarised:
-                summariser = lambda: self._backend.place(summary_key(name))
+                summariser = lambda: self._backend.place(summary_key(name), tier)
             cache = Cache(self._cache, spec) if self._cache is not None and spec.cache_ttl_s else None
             yield _Kept(spec, place, held, self._credentials, summariser, cache)
 

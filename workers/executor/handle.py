@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import orjson
 import structlog
@@ -70,6 +71,8 @@ from toolfleet.workers.publisher import Publisher
 from toolfleet.workers.telemetry import SILENT
 
 log = structlog.get_logger("toolfleet.executor")
+
+READ_AGAIN_S: Final = 1.0  # what was read longer ago, before a place was free, may be over
 
 
 class Executor:
@@ -144,7 +147,14 @@ class Executor:
     async def _one(self, received: Received, view: CallView) -> None:
         """A step whose next death would be its last runs beside no other such: what kills workers dies alone."""
         last = self._last_chance if view.row.deaths >= DEATHS_MAX - 1 else nullcontext()
-        async with last, self._tools.place(view.call.tool) as place:
+        async with last, self._tools.place(view.call.tool, view.call.tier) as place:
+            if self._clock.monotonic_s() - view.read_at > READ_AGAIN_S:
+                read_at = self._clock.monotonic_s()
+                (again,) = await self._store.peek_calls([view.row.id])
+                if again is None or not _workable(again):  # its run was stopped, or somebody else was faster
+                    self.dropped += 1
+                    return
+                view = replace(again, read_at=read_at)
             await self._placed(received, view, place)
 
     async def _placed(self, received: Received, view: CallView, place: ToolPlace) -> None:
